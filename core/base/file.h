@@ -1,0 +1,68 @@
+// Files: read-only maps that outlive their names, and atomic replacement of whole folders.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kvbridge::base {
+
+// A whole regular file mapped read-only. The map stays valid after the file is renamed or unlinked;
+// a file truncated by someone else raises SIGBUS on access, so callers copy what they keep.
+// Thread contract: immutable; any thread may read.
+class MappedFile {
+ public:
+  // NOT_FOUND, PERMISSION_DENIED, or FAILED_PRECONDITION when `path` is not a regular file.
+  static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  uint64_t size() const { return size_; }
+
+ private:
+  MappedFile(const std::byte* data, size_t size) : data_(data), size_(size) {}
+  const std::byte* data_;
+  size_t size_;
+};
+
+// Reads a file of at most `max_bytes`; RESOURCE_EXHAUSTED above that, before anything is allocated.
+absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes);
+
+// A folder being written beside its final place. Files go into `dir()`; Commit() fsyncs them and the
+// folder and renames it into place. Destroyed without Commit(): everything is removed.
+// With `overwrite` an existing folder is swapped out (RENAME_EXCHANGE) and then removed, so a reader
+// sees the old one or the new one, whole. Without it, an existing target is ALREADY_EXISTS at Begin.
+// Thread contract: one thread.
+class AtomicDir {
+ public:
+  static absl::StatusOr<std::unique_ptr<AtomicDir>> Begin(const std::filesystem::path& target,
+                                                          bool overwrite);
+  ~AtomicDir();
+  AtomicDir(const AtomicDir&) = delete;
+  AtomicDir& operator=(const AtomicDir&) = delete;
+
+  const std::filesystem::path& dir() const { return temp_; }
+  absl::Status Commit();
+
+ private:
+  AtomicDir(std::filesystem::path temp, std::filesystem::path target, bool overwrite)
+      : temp_(std::move(temp)), target_(std::move(target)), overwrite_(overwrite) {}
+  std::filesystem::path temp_;
+  std::filesystem::path target_;
+  const bool overwrite_;
+  bool committed_ = false;
+};
+
+// Writes `data` beside `path`, fsyncs, renames over it.
+absl::Status WriteFileAtomic(const std::filesystem::path& path, std::string_view data);
+
+}  // namespace kvbridge::base

@@ -1,0 +1,97 @@
+// What a device can do: keep a mapper resident, and map tiles of tokens with it.
+//
+// A tile runs in two steps so that answers can leave layer by layer:
+//   Prepare    reads the source rows of the tile, un-rotates keys and lays features out for the device;
+//              after it the source memory is no longer needed.
+//   MapLayers  for a range of target layers: GEMM, bias, key renormalisation, RoPE, checks and store.
+//
+// Results are reproducible on one device kind: a token's bytes depend on that token and the mapper
+// only, not on the tile it came in, on its neighbours, or on what used the workspace before.
+//
+// Thread contract: every method may be called from any thread. Prepare and MapLayers block, and share
+// the process's WorkerPool inside. One PreparedTile is used by one thread at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/kv/kv_view.h"
+#include "core/mapper/mapper.h"
+
+namespace kvbridge::device {
+
+enum class Precision : uint8_t {
+  kBf16,  // weights and features BF16, accumulation FP32: the serving precision
+  kF32,   // FP32 throughout: for parity tests and for judging what BF16 costs
+};
+
+// Immutable; frees its device memory when destroyed. The caller keeps it alive while tiles use it.
+class ResidentMapper {
+ public:
+  virtual ~ResidentMapper() = default;
+  virtual const mapper::Mapper& mapper() const = 0;
+  virtual uint64_t resident_bytes() const = 0;
+  virtual Precision precision() const = 0;
+};
+
+// Features of one tile on the device. Holds pooled workspace until destroyed.
+class PreparedTile {
+ public:
+  virtual ~PreparedTile() = default;
+  virtual uint64_t bytes() const = 0;
+};
+
+struct TileSource {
+  const kv::KvView* view = nullptr;    // the source's geometry, any dtype
+  kv::TokenRange tokens;               // of `view`
+  std::span<const int64_t> positions;  // [tokens.size()]: one per token of the range
+  bool keys_are_roped = true;          // false: keys are already un-rotated
+};
+
+// Seen on every element that was written, not on a sample.
+struct TileChecks {
+  uint64_t non_finite = 0;
+  uint64_t saturated = 0;  // did not fit the target dtype (fp16, fp8)
+  float max_abs = 0;       // over finite elements, before conversion to the target dtype
+
+  void Merge(const TileChecks& other) {
+    non_finite += other.non_finite;
+    saturated += other.saturated;
+    max_abs = max_abs > other.max_abs ? max_abs : other.max_abs;
+  }
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // "cpu-amx", "cpu-avx512bf16", "cpu-avx2", "cpu-portable", "cuda".
+  virtual std::string name() const = 0;
+
+  // Copies and lays out the weights. Refuses NaN and infinity (INVALID_ARGUMENT naming the tensor).
+  // RESOURCE_EXHAUSTED when the device has no room.
+  virtual absl::StatusOr<std::unique_ptr<ResidentMapper>> MakeResident(
+      std::shared_ptr<const mapper::Mapper> mapper, Precision precision) = 0;
+
+  // Bytes of workspace one tile of `tokens` takes: what admission charges.
+  virtual uint64_t WorkspaceBytes(const ResidentMapper& mapper, int64_t tokens) const = 0;
+
+  virtual absl::StatusOr<std::unique_ptr<PreparedTile>> Prepare(const ResidentMapper& mapper,
+                                                                const TileSource& source) = 0;
+
+  // Maps target layers [layers) of the prepared tile into `target` tokens
+  // [target_begin, target_begin + tile tokens). `cancelled` is polled between units of work of about a
+  // millisecond: CANCELLED leaves the target partly written.
+  virtual absl::StatusOr<TileChecks> MapLayers(const ResidentMapper& mapper,
+                                               const PreparedTile& tile, kv::LayerRange layers,
+                                               const kv::KvView& target, int64_t target_begin,
+                                               absl::FunctionRef<bool()> cancelled) = 0;
+};
+
+}  // namespace kvbridge::device

@@ -1,0 +1,87 @@
+// A fitted map from one model's cache to another's: an immutable value. Tensors are borrowed from the
+// artifact they were read from, which `storage` keeps alive.
+//
+//   k_hat_l(t) = a_t R_t(t) renorm_l( X_K(t) W_K,l + b_K,l ),   v_hat_l(t) = X_V(t) W_V,l + b_V,l
+//
+// X holds, for the layers that target layer l lists, in the order listed, the source's un-rotated keys
+// (or its values): all heads (full-head, arXiv 2608.03893) or only head a(h) (head-local,
+// arXiv 2609.00891).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/kv/kv_view.h"
+#include "core/model/model_spec.h"
+#include "core/tensor/dtype.h"
+
+namespace kvbridge::mapper {
+
+// A row-major tensor somebody else owns. dtype is kBf16 or kF32.
+struct TensorRef {
+  tensor::DType dtype = tensor::DType::kBf16;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
+};
+
+enum class Support : uint8_t { kFull, kHeadLocal };
+std::string_view Name(Support support);
+
+// K or V of one target layer.
+struct LayerMap {
+  Support support = Support::kFull;
+  std::vector<int32_t> sources;  // source layers, in feature order
+  // Head-local only: source head read by each target head; empty = identity.
+  std::vector<int32_t> head_source;
+  // [target_heads, features, target_head_dim]; features are layer-major, then source head, then
+  // source dim: sources.size() * (full ? source_heads : 1) * source_head_dim.
+  TensorRef weight;
+  TensorRef bias;  // [target_heads, target_head_dim]
+
+  int64_t features(const model::KvGeometry& source) const {
+    return int64_t(sources.size()) * (support == Support::kFull ? source.kv_heads : 1) *
+           source.head_dim;
+  }
+};
+
+// A regression's prediction is shorter than the truth; with k_norm the right length is known.
+struct KeyNorm {
+  enum class Kind : uint8_t {
+    kNone,
+    kKNorm,  // un-rotated key k := k / RMS(k / gamma), gamma = the target's k_norm weight
+    kScale,  // key and value of each head multiplied by a fitted factor
+  };
+  Kind kind = Kind::kNone;
+  double eps = 1e-6;                               // kKNorm: inside the square root
+  std::vector<std::vector<float>> gamma;           // kKNorm: [target_layers][head_dim]
+  std::vector<std::vector<float>> key_scale;       // kScale: [target_layers][target_heads]
+  std::vector<std::vector<float>> value_scale;     // kScale: [target_layers][target_heads]
+};
+
+struct Mapper {
+  std::string digest;  // lower-case hex SHA-256 of the canonical manifest it came from
+  model::ModelSpec source;
+  model::ModelSpec target;
+  bool strip_rope = true;  // false: fitted on keys as they are cached ("position space")
+  std::vector<LayerMap> keys;    // [target_layers]
+  std::vector<LayerMap> values;  // [target_layers]
+  KeyNorm key_norm;
+  std::shared_ptr<const void> storage;  // what the TensorRefs point into
+
+  const LayerMap& layer(int32_t target_layer, kv::Component c) const {
+    return (c == kv::Component::kKey ? keys : values)[target_layer];
+  }
+  int64_t parameters() const;
+  // 2 * multiply-adds for one token.
+  double flops_per_token() const;
+};
+
+// Every list, shape and dimension agrees with both geometries; each message names the field, what was
+// expected and what came. Values are not read.
+absl::Status Validate(const Mapper& mapper);
+
+}  // namespace kvbridge::mapper
