@@ -7,10 +7,10 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace kvbridge::base {
 
@@ -37,11 +37,11 @@ class MappedFile {
 // Reads a file of at most `max_bytes`; RESOURCE_EXHAUSTED above that, before anything is allocated.
 absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes);
 
-// A folder being written beside its final place. Files go into `dir()`; Commit() fsyncs them and the
-// folder and renames it into place. Destroyed without Commit(): everything is removed.
-// With `overwrite` an existing folder is swapped out (RENAME_EXCHANGE) and then removed, so a reader
-// sees the old one or the new one, whole. Without it, an existing target is ALREADY_EXISTS at Begin.
-// Thread contract: one thread.
+// A folder being written beside its final place. Files go into `dir()`; Commit() fsyncs them and
+// the folder and renames it into place. Destroyed without Commit(): everything is removed. With
+// `overwrite` an existing folder is swapped out (RENAME_EXCHANGE) and then removed, so a reader
+// sees the old one or the new one, whole. Without it, an existing target is ALREADY_EXISTS at
+// Begin. Thread contract: one thread.
 class AtomicDir {
  public:
   static absl::StatusOr<std::unique_ptr<AtomicDir>> Begin(const std::filesystem::path& target,
@@ -63,6 +63,6 @@ class AtomicDir {
 };
 
 // Writes `data` beside `path`, fsyncs, renames over it.
-absl::Status WriteFileAtomic(const std::filesystem::path& path, std::string_view data);
+absl::Status WriteFileAtomic(const std::filesystem::path& path, absl::string_view data);
 
 }  // namespace kvbridge::base

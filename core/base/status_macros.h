@@ -6,11 +6,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define KVB_RETURN_IF_ERROR(expr)                        \
-  do {                                                   \
+#define KVB_RETURN_IF_ERROR(expr)                             \
+  do {                                                        \
     if (absl::Status kvb_status = (expr); !kvb_status.ok()) { \
-      return kvb_status;                                 \
-    }                                                    \
+      return kvb_status;                                      \
+    }                                                         \
   } while (false)
 
 #define KVB_STATUS_CONCAT_INNER_(a, b) a##b

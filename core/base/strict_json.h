@@ -6,9 +6,10 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
 #include "nlohmann/json.hpp"
 
 namespace kvbridge::base {
@@ -21,29 +22,29 @@ struct JsonLimits {
 };
 
 // `what` names the input in error messages, e.g. "manifest.json". Errors are INVALID_ARGUMENT.
-absl::StatusOr<Json> ParseStrictJson(std::string_view text, std::string_view what,
+absl::StatusOr<Json> ParseStrictJson(absl::string_view text, absl::string_view what,
                                      JsonLimits limits = {});
 
-// Keys sorted, no spaces, non-ASCII escaped as \uXXXX, floats in shortest round-trip form: the bytes
-// that digests are taken over (the same as Python's json.dumps(sort_keys=True, separators=(",", ":"))
-// for null, bools, integers and strings).
+// Keys sorted, no spaces, non-ASCII escaped as \uXXXX, floats in shortest round-trip form: the
+// bytes that digests are taken over (the same as Python's json.dumps(sort_keys=True,
+// separators=(",", ":")) for null, bools, integers and strings).
 std::string CanonicalJson(const Json& value);
 
-// Typed member access; the error names the full `path` ("manifest.source.geometry.layers"), what was
-// expected and what came. Integers must be JSON integers (1.0 and true are refused).
-absl::StatusOr<int64_t> GetInt(const Json& object, std::string_view key, std::string_view path,
+// Typed member access; the error names the full `path` ("manifest.source.geometry.layers"), what
+// was expected and what came. Integers must be JSON integers (1.0 and true are refused).
+absl::StatusOr<int64_t> GetInt(const Json& object, absl::string_view key, absl::string_view path,
                                int64_t min, int64_t max);
-absl::StatusOr<double> GetFinite(const Json& object, std::string_view key, std::string_view path);
-absl::StatusOr<bool> GetBool(const Json& object, std::string_view key, std::string_view path);
-absl::StatusOr<std::string> GetString(const Json& object, std::string_view key,
-                                      std::string_view path);
-absl::StatusOr<const Json*> GetObject(const Json& object, std::string_view key,
-                                      std::string_view path);
-absl::StatusOr<const Json*> GetArray(const Json& object, std::string_view key,
-                                     std::string_view path);
+absl::StatusOr<double> GetFinite(const Json& object, absl::string_view key, absl::string_view path);
+absl::StatusOr<bool> GetBool(const Json& object, absl::string_view key, absl::string_view path);
+absl::StatusOr<std::string> GetString(const Json& object, absl::string_view key,
+                                      absl::string_view path);
+absl::StatusOr<const Json*> GetObject(const Json& object, absl::string_view key,
+                                      absl::string_view path);
+absl::StatusOr<const Json*> GetArray(const Json& object, absl::string_view key,
+                                     absl::string_view path);
 
 // Refuses members outside `known`: a misspelt key must not be silently ignored.
-absl::Status RefuseUnknownKeys(const Json& object, std::initializer_list<std::string_view> known,
-                               std::string_view path);
+absl::Status RefuseUnknownKeys(const Json& object, std::initializer_list<absl::string_view> known,
+                               absl::string_view path);
 
 }  // namespace kvbridge::base

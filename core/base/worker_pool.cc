@@ -1,12 +1,11 @@
 #include "core/base/worker_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include <sched.h>
 
 namespace kvbridge::base {
 namespace {

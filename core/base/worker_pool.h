@@ -1,12 +1,12 @@
-// The one thread pool of a process. Requests share it by tiles: a *job* is one tile of one transfer,
-// a *loop* is the parallel inside of a job. An idle worker helps the oldest running loop before it
-// takes a new job, so a lone request uses every core and a full queue never has more threads than
-// cores.
+// The one thread pool of a process. Requests share it by tiles: a *job* is one tile of one
+// transfer, a *loop* is the parallel inside of a job. An idle worker helps the oldest running loop
+// before it takes a new job, so a lone request uses every core and a full queue never has more
+// threads than cores.
 //
-// Thread contract: all methods may be called from any thread. ParallelFor is meant to be called from
-// inside a job (or from any outside thread); the caller takes part in its own loop, so nested loops
-// cannot deadlock.
-// Ownership: a job owns what it captured; every queued job runs, also during Stop().
+// Thread contract: all methods may be called from any thread. ParallelFor is meant to be called
+// from inside a job (or from any outside thread); the caller takes part in its own loop, so nested
+// loops cannot deadlock. Ownership: a job owns what it captured; every queued job runs, also during
+// Stop().
 #pragma once
 
 #include <atomic>
@@ -27,8 +27,9 @@ namespace kvbridge::base {
 class WorkerPool {
  public:
   struct Options {
-    int threads = 0;         // 0: one per CPU this process may run on (sched_getaffinity).
-    size_t max_jobs = 4096;  // Queue bound. Submit answers RESOURCE_EXHAUSTED when full: the new job is dropped.
+    int threads = 0;  // 0: one per CPU this process may run on (sched_getaffinity).
+    size_t max_jobs =
+        4096;  // Queue bound. Submit answers RESOURCE_EXHAUSTED when full: the new job is dropped.
   };
 
   static absl::StatusOr<std::unique_ptr<WorkerPool>> Create(Options options);

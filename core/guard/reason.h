@@ -4,7 +4,8 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
+
+#include "absl/strings/string_view.h"
 
 namespace kvbridge::guard {
 
@@ -35,20 +36,28 @@ enum class Reason : uint8_t {
   kTransport = 20,
   kDeviceError = 21,
   kInternal = 22,
-  kCancelled = 23,    // the caller went away; never leaves the server, counted as outcome "cancelled"
+  kCancelled = 23,  // the caller went away; never leaves the server, counted as outcome "cancelled"
   kUnreachable = 24,  // said by clients only
   kCircuitOpen = 25,  // said by clients only
 };
 
-enum class ReasonClass : uint8_t { kNone, kClient, kPolicy, kQuality, kCapacity, kInfra, kInternal };
+enum class ReasonClass : uint8_t {
+  kNone,
+  kClient,
+  kPolicy,
+  kQuality,
+  kCapacity,
+  kInfra,
+  kInternal
+};
 
-std::string_view Name(Outcome outcome);        // "applied", "fallback_reprefill", "unsupported"
-std::string_view Name(Reason reason);          // "latency_budget", ...
-std::string_view Name(ReasonClass cls);        // "capacity", ...
+absl::string_view Name(Outcome outcome);  // "applied", "fallback_reprefill", "unsupported"
+absl::string_view Name(Reason reason);    // "latency_budget", ...
+absl::string_view Name(ReasonClass cls);  // "capacity", ...
 ReasonClass ClassOf(Reason reason);
 
-// Why a transfer may not go on. `detail` is one sentence for a person: field, expected, got. It never
-// holds payload, token ids, tenants or paths.
+// Why a transfer may not go on. `detail` is one sentence for a person: field, expected, got. It
+// never holds payload, token ids, tenants or paths.
 struct Refusal {
   Outcome outcome = Outcome::kFallbackReprefill;
   Reason reason = Reason::kInternal;

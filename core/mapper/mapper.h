@@ -1,10 +1,10 @@
-// A fitted map from one model's cache to another's: an immutable value. Tensors are borrowed from the
-// artifact they were read from, which `storage` keeps alive.
+// A fitted map from one model's cache to another's: an immutable value. Tensors are borrowed from
+// the artifact they were read from, which `storage` keeps alive.
 //
 //   k_hat_l(t) = a_t R_t(t) renorm_l( X_K(t) W_K,l + b_K,l ),   v_hat_l(t) = X_V(t) W_V,l + b_V,l
 //
-// X holds, for the layers that target layer l lists, in the order listed, the source's un-rotated keys
-// (or its values): all heads (full-head, arXiv 2608.03893) or only head a(h) (head-local,
+// X holds, for the layers that target layer l lists, in the order listed, the source's un-rotated
+// keys (or its values): all heads (full-head, arXiv 2608.03893) or only head a(h) (head-local,
 // arXiv 2609.00891).
 #pragma once
 
@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
 #include "core/kv/kv_view.h"
 #include "core/model/model_spec.h"
 #include "core/tensor/dtype.h"
@@ -29,7 +31,7 @@ struct TensorRef {
 };
 
 enum class Support : uint8_t { kFull, kHeadLocal };
-std::string_view Name(Support support);
+absl::string_view Name(Support support);
 
 // K or V of one target layer.
 struct LayerMap {
@@ -56,17 +58,17 @@ struct KeyNorm {
     kScale,  // key and value of each head multiplied by a fitted factor
   };
   Kind kind = Kind::kNone;
-  double eps = 1e-6;                               // kKNorm: inside the square root
-  std::vector<std::vector<float>> gamma;           // kKNorm: [target_layers][head_dim]
-  std::vector<std::vector<float>> key_scale;       // kScale: [target_layers][target_heads]
-  std::vector<std::vector<float>> value_scale;     // kScale: [target_layers][target_heads]
+  double eps = 1e-6;                            // kKNorm: inside the square root
+  std::vector<std::vector<float>> gamma;        // kKNorm: [target_layers][head_dim]
+  std::vector<std::vector<float>> key_scale;    // kScale: [target_layers][target_heads]
+  std::vector<std::vector<float>> value_scale;  // kScale: [target_layers][target_heads]
 };
 
 struct Mapper {
   std::string digest;  // lower-case hex SHA-256 of the canonical manifest it came from
   model::ModelSpec source;
   model::ModelSpec target;
-  bool strip_rope = true;  // false: fitted on keys as they are cached ("position space")
+  bool strip_rope = true;        // false: fitted on keys as they are cached ("position space")
   std::vector<LayerMap> keys;    // [target_layers]
   std::vector<LayerMap> values;  // [target_layers]
   KeyNorm key_norm;
@@ -80,8 +82,8 @@ struct Mapper {
   double flops_per_token() const;
 };
 
-// Every list, shape and dimension agrees with both geometries; each message names the field, what was
-// expected and what came. Values are not read.
+// Every list, shape and dimension agrees with both geometries; each message names the field, what
+// was expected and what came. Values are not read.
 absl::Status Validate(const Mapper& mapper);
 
 }  // namespace kvbridge::mapper

@@ -8,25 +8,27 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+
 #include "core/tensor/dtype.h"
 
 namespace kvbridge::model {
 
 // Empty string = not stated. Digests are lower-case hex SHA-256.
 struct ModelIdentity {
-  std::string family;                // "qwen3"
-  std::string model_id;              // "Qwen/Qwen3-14B"
-  std::string revision;              // weights revision: a commit or digest, never "main"
-  std::string tokenizer_sha256;      // source and target must share it
+  std::string family;            // "qwen3"
+  std::string model_id;          // "Qwen/Qwen3-14B"
+  std::string revision;          // weights revision: a commit or digest, never "main"
+  std::string tokenizer_sha256;  // source and target must share it
   std::string chat_template_sha256;
-  std::string adapter_digest;        // LoRA or the like; present = unsupported in v1
-  std::string modality_digest;       // digest of image/audio inputs; empty for text
+  std::string adapter_digest;   // LoRA or the like; present = unsupported in v1
+  std::string modality_digest;  // digest of image/audio inputs; empty for text
 
   friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
 };
 
 enum class AttentionKind : uint8_t { kFull, kSliding, kMla, kSsm, kSharedKv, kUnknown };
-std::string_view Name(AttentionKind kind);
+absl::string_view Name(AttentionKind kind);
 
 // The shape of one model's cache. Lengths are counts, not bytes.
 struct KvGeometry {
@@ -47,9 +49,10 @@ struct KvGeometry {
   friend bool operator==(const KvGeometry&, const KvGeometry&) = default;
 };
 
-// kHalf pairs dimension i with i + rotary_dim/2 ("neox", rotate_half); kInterleaved pairs 2i with 2i+1.
+// kHalf pairs dimension i with i + rotary_dim/2 ("neox", rotate_half); kInterleaved pairs 2i with
+// 2i+1.
 enum class Pairing : uint8_t { kHalf, kInterleaved };
-std::string_view Name(Pairing pairing);
+absl::string_view Name(Pairing pairing);
 
 // One rotation. The cached key is attention_factor * R(position) * k on the first `rotary_dim`
 // dimensions of a head and k on the rest.

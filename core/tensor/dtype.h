@@ -3,9 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace kvbridge::tensor {
 
@@ -30,9 +30,9 @@ constexpr size_t ByteSize(DType dtype) {
 }
 
 // "bf16", "f16", "f32", "f8_e4m3".
-std::string_view Name(DType dtype);
+absl::string_view Name(DType dtype);
 // Accepts Name()'s words and Hugging Face's ("bfloat16", "float16", "float32", "float8_e4m3fn").
 // INVALID_ARGUMENT names what came and what is known.
-absl::StatusOr<DType> ParseDType(std::string_view name);
+absl::StatusOr<DType> ParseDType(absl::string_view name);
 
 }  // namespace kvbridge::tensor
