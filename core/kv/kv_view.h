@@ -3,9 +3,10 @@
 // pages == 2 cannot change the meaning.
 //
 // Element (layer l, component c, token t, head h, dim d) is at
-//   base(l,c) + page(t) * page_stride + slot(t) * token_stride + h * head_stride + d * ByteSize(dtype)
-// with page(t) = pages[t / tokens_per_page] and slot(t) = t % tokens_per_page. A contiguous cache has
-// tokens_per_page == 0: page(t) = 0 and slot(t) = t. head_dim is always contiguous.
+//   base(l,c) + page(t) * page_stride + slot(t) * token_stride + h * head_stride + d *
+//   ByteSize(dtype)
+// with page(t) = pages[t / tokens_per_page] and slot(t) = t % tokens_per_page. A contiguous cache
+// has tokens_per_page == 0: page(t) = 0 and slot(t) = t. head_dim is always contiguous.
 //
 // A view borrows: whoever made it keeps the memory and the arrays alive while it is used.
 #pragma once
@@ -16,12 +17,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
 #include "core/tensor/dtype.h"
 
 namespace kvbridge::kv {
 
 enum class Component : uint8_t { kKey = 0, kValue = 1 };
 inline constexpr Component kComponents[] = {Component::kKey, Component::kValue};
+// "key", "value": for messages.
+constexpr absl::string_view Name(Component c) { return c == Component::kKey ? "key" : "value"; }
 
 // Half open, in tokens of the selection (0 = the first selected token, whatever its position).
 struct TokenRange {
@@ -53,8 +58,8 @@ struct KvView {
   int32_t layers = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int64_t tokens = 0;           // tokens that may be addressed
-  int64_t tokens_per_page = 0;  // 0 = contiguous
+  int64_t tokens = 0;              // tokens that may be addressed
+  int64_t tokens_per_page = 0;     // 0 = contiguous
   std::span<const int32_t> pages;  // physical page of each logical page; -1 = evicted
   std::vector<Plane> planes;       // [layers * 2], K of layer l at 2l, V at 2l + 1
 
@@ -76,24 +81,38 @@ struct KvView {
   }
 };
 
-// Checks that every count is positive and consistent, that each scale is finite and positive and
-// present exactly when the dtype is FP8, that there are pages for all tokens, and none is negative
-// (a -1 answers FAILED_PRECONDITION "evicted", the rest INVALID_ARGUMENT). Each message names the field.
+// FP8 needs 1 or `kv_heads` finite scales above zero, every other dtype none. INVALID_ARGUMENT
+// starts with `field`.
+absl::Status ValidateScales(tensor::DType dtype, int32_t kv_heads, std::span<const float> scales,
+                            absl::string_view field);
+
+// Checks that every count is positive and consistent, the scales, that there are pages for all
+// tokens, none negative (a -1 answers FAILED_PRECONDITION "evicted", the rest INVALID_ARGUMENT) and
+// none listed twice, and that no two elements of a plane share bytes. For the last, the strides of
+// heads, slots and pages must nest, in any order: each at least as large as all that the smaller
+// ones span. Every known layout does. Each message names the field.
 absl::Status Validate(const KvView& view);
 
-// A dense row-major [layers, 2, tokens, kv_heads, head_dim] view over `buffer` (the layout of inline
-// tile buffers). `scales_*` are used for FP8 only.
+// Whether all bytes that the view's plane addresses, whole last page included, lie in `buffer`:
+// OUT_OF_RANGE if not. Overflow-safe for any strides. The view passed Validate.
+absl::Status CheckWithin(const KvView& view, int32_t layer, Component c,
+                         std::span<const std::byte> buffer);
+// The same for every plane.
+absl::Status CheckWithin(const KvView& view, std::span<const std::byte> buffer);
+
+// A dense row-major [layers, 2, tokens, kv_heads, head_dim] view over `buffer` (the layout of
+// inline tile buffers). The scales of an FP8 view are the caller's to fill in, here and below.
 KvView DenseTileView(std::byte* buffer, tensor::DType dtype, int32_t layers, int64_t tokens,
                      int32_t kv_heads, int32_t head_dim);
-// A dense view of the cache file's and Hugging Face's layout: K [layers, kv_heads, tokens, head_dim]
-// at `keys`, V the same at `values`.
+// A dense view of the cache file's and Hugging Face's layout: K [layers, kv_heads, tokens,
+// head_dim] at `keys`, V the same at `values`.
 KvView DenseHeadMajorView(std::byte* keys, std::byte* values, tensor::DType dtype, int32_t layers,
                           int64_t tokens, int32_t kv_heads, int32_t head_dim);
 
 // out[(t - range.begin) * row + h * head_dim + d] as FP32.
 void ReadRows(const KvView& view, int32_t layer, Component c, TokenRange range, float* out);
 
-// Writes one head of one token; returns how many elements saturated.
+// Writes values[0, head_dim) to one head of one token; returns how many elements saturated.
 uint64_t WriteHead(const KvView& view, int32_t layer, Component c, int64_t token, int32_t head,
                    const float* values);
 
