@@ -10,6 +10,7 @@
 
 #include "absl/strings/string_view.h"
 
+#include "core/rope/rope_params.h"
 #include "core/tensor/dtype.h"
 
 namespace kvbridge::model {
@@ -49,21 +50,10 @@ struct KvGeometry {
   friend bool operator==(const KvGeometry&, const KvGeometry&) = default;
 };
 
-// kHalf pairs dimension i with i + rotary_dim/2 ("neox", rotate_half); kInterleaved pairs 2i with
-// 2i+1.
-enum class Pairing : uint8_t { kHalf, kInterleaved };
-absl::string_view Name(Pairing pairing);
-
-// One rotation. The cached key is attention_factor * R(position) * k on the first `rotary_dim`
-// dimensions of a head and k on the rest.
-struct RopeParams {
-  std::vector<double> inv_freq;   // [rotary_dim / 2], radians per position
-  double attention_factor = 1.0;  // YaRN and longrope scale cos and sin by it
-  int32_t rotary_dim = 0;         // even, <= head_dim; 0 = keys are not rotated
-  Pairing pairing = Pairing::kHalf;
-
-  friend bool operator==(const RopeParams&, const RopeParams&) = default;
-};
+// One rotation: frequencies, attention factor, rotary dim and pairing.
+using rope::Name;
+using rope::Pairing;
+using rope::RopeParams;
 
 struct RopeSpec {
   RopeParams params;
