@@ -1,0 +1,63 @@
+// Decides whether a transfer may begin, and makes it. Everything that can be refused is refused
+// here, before a byte is read or a buffer allocated.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <variant>
+
+#include "absl/status/statusor.h"
+
+#include "core/base/clock.h"
+#include "core/base/worker_pool.h"
+#include "core/device/backend.h"
+#include "core/engine/admission.h"
+#include "core/engine/decision.h"
+#include "core/engine/rate_meter.h"
+#include "core/engine/transfer.h"
+#include "core/guard/route_policy.h"
+#include "core/guard/transfer_spec.h"
+
+namespace kvbridge::engine {
+
+// Thread contract: every method may be called from any thread. Outlives its transfers.
+class TransferEngine {
+ public:
+  struct Options {
+    int32_t tile_tokens = 256;    // 16 to 4096
+    int32_t tiles_in_flight = 2;  // of one transfer, 1 to 64
+    Limits limits;
+  };
+  // Borrowed; they outlive the engine.
+  struct Deps {
+    base::WorkerPool* pool = nullptr;
+    device::Backend* backend = nullptr;
+    const base::Clock* clock = nullptr;
+  };
+
+  // INVALID_ARGUMENT names the option or the missing dependency.
+  static absl::StatusOr<std::unique_ptr<TransferEngine>> Create(const Options& options,
+                                                                const Deps& deps);
+
+  // In order: guard::PreCheck, the estimate against the latency budget, admission, positions.
+  // `pin` is not null; `policy` is valid.
+  std::variant<std::shared_ptr<Transfer>, Decision> Begin(guard::TransferSpec spec,
+                                                          const guard::RoutePolicy& policy,
+                                                          ArtifactPin pin);
+
+  int32_t tile_tokens() const { return options_.tile_tokens; }
+  int32_t tiles_in_flight() const { return options_.tiles_in_flight; }
+  const Admission& admission() const { return *admission_; }
+  // Keys are mapper digests (in tokens) and what planes add (in bytes).
+  RateMeter& rates() { return rates_; }
+
+ private:
+  TransferEngine(const Options& options, const Deps& deps, std::shared_ptr<Admission> admission);
+
+  const Options options_;
+  const Deps deps_;
+  const std::shared_ptr<Admission> admission_;
+  RateMeter rates_;
+};
+
+}  // namespace kvbridge::engine
