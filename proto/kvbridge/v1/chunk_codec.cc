@@ -1,6 +1,8 @@
 #include "proto/kvbridge/v1/chunk_codec.h"
 
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -25,6 +27,8 @@ constexpr uint32_t Tag(int field) {
 
 // Everything of a chunk message but the payload fits here with a wide margin.
 constexpr size_t kMaxPrefix = 256;
+// A tag and a length, twice: of the chunk in its message and of the payload in its chunk.
+constexpr size_t kMaxFraming = 2 * (5 + 5);
 
 absl::Status NotAMessage(const char* what) {
   return absl::InvalidArgumentError(
@@ -36,6 +40,12 @@ absl::StatusOr<std::vector<grpc::Slice>> SlicesOf(const grpc::ByteBuffer& messag
   std::vector<grpc::Slice> slices;
   if (!message.Dump(&slices).ok()) return NotAMessage(what);
   return slices;
+}
+
+size_t TotalBytes(const std::vector<grpc::Slice>& slices) {
+  size_t total = 0;
+  for (const auto& slice : slices) total += slice.size();
+  return total;
 }
 
 // The message's first bytes in one piece, for reading fields that may straddle slices.
@@ -123,37 +133,39 @@ absl::StatusOr<Message> ParseWhole(const std::vector<grpc::Slice>& slices, size_
   return message;
 }
 
-grpc::ByteBuffer SerializeChunk(int chunk_field, v1::TransferChunk head,
-                                std::span<const std::byte> data, std::function<void()> release) {
-  head.set_crc32c(Crc32c(data));
-  const std::string head_bytes = head.SerializeAsString();
-  const auto data_size = static_cast<uint32_t>(data.size());
-  const size_t data_field =
-      data.empty() ? 0
-                   : CodedOutputStream::VarintSize32(Tag(v1::TransferChunk::kDataFieldNumber)) +
-                         CodedOutputStream::VarintSize32(data_size);
-  uint8_t prefix[kMaxPrefix];
-  uint8_t* p = CodedOutputStream::WriteVarint32ToArray(Tag(chunk_field), prefix);
-  p = CodedOutputStream::WriteVarint32ToArray(
-      static_cast<uint32_t>(head_bytes.size() + data_field + data.size()), p);
-  p = std::copy(head_bytes.begin(), head_bytes.end(), p);
-  if (!data.empty()) {
-    p = CodedOutputStream::WriteVarint32ToArray(Tag(v1::TransferChunk::kDataFieldNumber), p);
-    p = CodedOutputStream::WriteVarint32ToArray(data_size, p);
-  }
+grpc::Slice SliceReleasing(std::span<const std::byte> data, std::function<void()> release) {
   auto owner = std::make_unique<std::function<void()>>(std::move(release));
-  grpc::Slice slices[2] = {grpc::Slice(prefix, static_cast<size_t>(p - prefix)), grpc::Slice()};
   auto destroy = [](void* arg) {
     std::unique_ptr<std::function<void()>> fn(static_cast<std::function<void()>*>(arg));
     if (*fn) (*fn)();
   };
-  if (data.empty()) {
-    destroy(owner.release());
-    return grpc::ByteBuffer(slices, 1);
+  return grpc::Slice(const_cast<std::byte*>(data.data()), data.size(), destroy, owner.release());
+}
+
+grpc::ByteBuffer SerializeChunk(int chunk_field, v1::TransferChunk head,
+                                std::span<const std::byte> data, std::function<void()> release) {
+  head.clear_data();
+  head.set_crc32c(Crc32c(data));
+  const std::string head_bytes = head.SerializeAsString();
+  const auto data_size = static_cast<uint32_t>(data.size());
+  const uint32_t data_tag = Tag(v1::TransferChunk::kDataFieldNumber);
+  const size_t data_framing = data.empty() ? 0
+                                           : CodedOutputStream::VarintSize32(data_tag) +
+                                                 CodedOutputStream::VarintSize32(data_size);
+  // Unknown fields travel with a head that was parsed elsewhere, so it may be long.
+  std::string prefix(head_bytes.size() + kMaxFraming, '\0');
+  auto* const begin = reinterpret_cast<uint8_t*>(prefix.data());
+  uint8_t* p = CodedOutputStream::WriteVarint32ToArray(Tag(chunk_field), begin);
+  p = CodedOutputStream::WriteVarint32ToArray(
+      static_cast<uint32_t>(head_bytes.size() + data_framing + data.size()), p);
+  p = std::copy(head_bytes.begin(), head_bytes.end(), p);
+  if (!data.empty()) {
+    p = CodedOutputStream::WriteVarint32ToArray(data_tag, p);
+    p = CodedOutputStream::WriteVarint32ToArray(data_size, p);
   }
-  slices[1] =
-      grpc::Slice(const_cast<std::byte*>(data.data()), data.size(), destroy, owner.release());
-  return grpc::ByteBuffer(slices, 2);
+  const grpc::Slice slices[] = {grpc::Slice(prefix.data(), static_cast<size_t>(p - begin)),
+                                SliceReleasing(data, std::move(release))};
+  return grpc::ByteBuffer(slices, data.empty() ? 1 : 2);
 }
 
 }  // namespace
@@ -161,7 +173,7 @@ grpc::ByteBuffer SerializeChunk(int chunk_field, v1::TransferChunk head,
 absl::StatusOr<ReceivedRequest> ParseRequest(const grpc::ByteBuffer& message) {
   auto slices = SlicesOf(message, "TransferRequest");
   if (!slices.ok()) return slices.status();
-  const size_t total = message.Length();
+  const size_t total = TotalBytes(*slices);
   DataPosition position;
   if (FindTrailingData(Prefix(*slices, kMaxPrefix), total, v1::TransferRequest::kChunkFieldNumber,
                        &position)) {
@@ -178,7 +190,7 @@ absl::StatusOr<ReceivedRequest> ParseRequest(const grpc::ByteBuffer& message) {
 absl::StatusOr<ReceivedEvent> ParseEvent(const grpc::ByteBuffer& message) {
   auto slices = SlicesOf(message, "TransferEvent");
   if (!slices.ok()) return slices.status();
-  const size_t total = message.Length();
+  const size_t total = TotalBytes(*slices);
   DataPosition position;
   if (FindTrailingData(Prefix(*slices, kMaxPrefix), total, v1::TransferEvent::kChunkFieldNumber,
                        &position)) {

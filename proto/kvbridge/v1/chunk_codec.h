@@ -43,7 +43,7 @@ absl::StatusOr<ReceivedEvent> ParseEvent(const grpc::ByteBuffer& message);
 absl::Status VerifyCrc(const ReceivedChunk& chunk);
 
 // A message whose payload stays in `data` until gRPC has sent it, when `release` is called once.
-// `head.data` must be empty; crc32c is computed here.
+// `head.data` is ignored; crc32c is computed here.
 grpc::ByteBuffer SerializeRequestChunk(v1::TransferChunk head, std::span<const std::byte> data,
                                        std::function<void()> release);
 grpc::ByteBuffer SerializeEventChunk(v1::TransferChunk head, std::span<const std::byte> data,
