@@ -1,0 +1,150 @@
+// The one list of metrics: name, type, labels and help of everything kvbridged exports. Dashboards,
+// alerts and docs/metrics.md are checked against it. Names are a contract: never renamed.
+//
+// Labels are bounded: `pair` is a configured route, or `_other`; the rest are closed lists. Request
+// ids, tenants, revisions and paths are never labels.
+#pragma once
+
+#include "absl/strings/string_view.h"
+
+namespace kvbridge::metrics {
+
+enum class MetricType { kCounter, kGauge, kHistogram };
+
+struct MetricSpec {
+  absl::string_view name;
+  MetricType type;
+  absl::string_view labels;  // comma separated, in the order written
+  absl::string_view help;
+};
+
+inline constexpr MetricSpec kBuildInfo{"kvbridge_build_info", MetricType::kGauge,
+                                       "version,revision,compiler,backend",
+                                       "1; what was built and what computes."};
+inline constexpr MetricSpec kArtifactInfo{"kvbridge_artifact_info", MetricType::kGauge,
+                                          "pair,artifact,source,target,dtype",
+                                          "1 per resident artifact; join by pair."};
+inline constexpr MetricSpec kTransfers{"kvbridge_transfers_total", MetricType::kCounter,
+                                       "pair,outcome", "Transfers by how they ended."};
+inline constexpr MetricSpec kFallbacks{"kvbridge_fallbacks_total", MetricType::kCounter,
+                                       "pair,reason,class",
+                                       "Transfers that were not applied, by reason."};
+inline constexpr MetricSpec kTransferDuration{"kvbridge_transfer_duration_seconds",
+                                              MetricType::kHistogram, "pair,outcome",
+                                              "Seconds from a transfer's header to its end."};
+inline constexpr MetricSpec kStageDuration{"kvbridge_transfer_stage_duration_seconds",
+                                           MetricType::kHistogram, "stage",
+                                           "Seconds of one stage of one transfer, over its tiles."};
+inline constexpr MetricSpec kTransferTokens{"kvbridge_transfer_tokens", MetricType::kHistogram,
+                                            "pair", "Tokens of a transfer's selection."};
+inline constexpr MetricSpec kTokens{"kvbridge_tokens_total", MetricType::kCounter, "pair,outcome",
+                                    "Tokens of selections, by how the transfer ended."};
+inline constexpr MetricSpec kAvoidedPrefillTokens{
+    "kvbridge_avoided_prefill_tokens_total", MetricType::kCounter, "pair",
+    "Tokens covered by applied transfers: prefill that the target was spared."};
+inline constexpr MetricSpec kPayloadBytes{"kvbridge_payload_bytes_total", MetricType::kCounter,
+                                          "direction,transport", "Cache bytes moved."};
+inline constexpr MetricSpec kInflight{"kvbridge_inflight_transfers", MetricType::kGauge, "",
+                                      "Admitted transfers that have not ended."};
+inline constexpr MetricSpec kQueueDepth{"kvbridge_queue_depth", MetricType::kGauge, "",
+                                        "Tiles waiting for a worker."};
+inline constexpr MetricSpec kQueueLimit{"kvbridge_queue_limit", MetricType::kGauge, "",
+                                        "Tiles that may wait."};
+inline constexpr MetricSpec kMappedMaxAbs{
+    "kvbridge_mapped_max_abs", MetricType::kGauge, "pair",
+    "Largest magnitude of a mapped element in the last transfer: headroom to the bound."};
+inline constexpr MetricSpec kArtifactLoads{"kvbridge_artifact_loads_total", MetricType::kCounter,
+                                           "pair,result", "Artifact loads by result."};
+inline constexpr MetricSpec kArtifactLoadDuration{"kvbridge_artifact_load_duration_seconds",
+                                                  MetricType::kHistogram, "pair",
+                                                  "Seconds to load, verify and self-test."};
+inline constexpr MetricSpec kArtifactBytes{"kvbridge_artifact_bytes", MetricType::kGauge, "pair",
+                                           "Bytes of the resident artifact; 0 when none is."};
+inline constexpr MetricSpec kUnprovenRoutes{
+    "kvbridge_unproven_routes", MetricType::kGauge, "pair",
+    "1 when the route may serve an artifact without passing evidence."};
+inline constexpr MetricSpec kMemoryPoolUsed{"kvbridge_memory_pool_used_bytes", MetricType::kGauge,
+                                            "pool", "Bytes reserved by transfers."};
+inline constexpr MetricSpec kMemoryPoolLimit{"kvbridge_memory_pool_limit_bytes", MetricType::kGauge,
+                                             "pool", "Bytes that transfers may reserve."};
+inline constexpr MetricSpec kPlans{"kvbridge_plans_total", MetricType::kCounter, "result",
+                                   "Plan calls by answer."};
+inline constexpr MetricSpec kState{"kvbridge_state", MetricType::kGauge, "state",
+                                   "One-hot state of the server."};
+inline constexpr MetricSpec kConfigReloadSuccessful{"kvbridge_config_last_reload_successful",
+                                                    MetricType::kGauge, "",
+                                                    "Whether the last read of the configuration "
+                                                    "succeeded."};
+inline constexpr MetricSpec kConfigReloadTimestamp{
+    "kvbridge_config_last_reload_success_timestamp_seconds", MetricType::kGauge, "",
+    "When the configuration in use was read, Unix time."};
+inline constexpr MetricSpec kEvents{"kvbridge_events_total", MetricType::kCounter, "sink,result",
+                                    "Decision events by what became of them."};
+inline constexpr MetricSpec kEventsDropped{"kvbridge_events_dropped_total", MetricType::kCounter,
+                                           "sink", "Decision events lost to a full queue."};
+inline constexpr MetricSpec kSeriesOverflow{
+    "kvbridge_metric_series_overflow_total", MetricType::kCounter, "metric",
+    "Pairs that were folded into `_other` because 64 have series of their own."};
+inline constexpr MetricSpec kGrpcStarted{"grpc_server_started_total", MetricType::kCounter,
+                                         "grpc_service,grpc_method,grpc_type",
+                                         "RPCs started on the server."};
+inline constexpr MetricSpec kGrpcHandled{"grpc_server_handled_total", MetricType::kCounter,
+                                         "grpc_service,grpc_method,grpc_type,grpc_code",
+                                         "RPCs completed on the server, by code."};
+inline constexpr MetricSpec kGrpcHandling{"grpc_server_handling_seconds", MetricType::kHistogram,
+                                          "grpc_service,grpc_method,grpc_type",
+                                          "Seconds of RPCs on the server."};
+inline constexpr MetricSpec kProcessCpu{"process_cpu_seconds_total", MetricType::kCounter, "",
+                                        "User and system CPU time, seconds."};
+inline constexpr MetricSpec kProcessResident{"process_resident_memory_bytes", MetricType::kGauge,
+                                             "", "Resident memory, bytes."};
+inline constexpr MetricSpec kProcessVirtual{"process_virtual_memory_bytes", MetricType::kGauge, "",
+                                            "Virtual memory, bytes."};
+inline constexpr MetricSpec kProcessOpenFds{"process_open_fds", MetricType::kGauge, "",
+                                            "Open file descriptors."};
+inline constexpr MetricSpec kProcessMaxFds{"process_max_fds", MetricType::kGauge, "",
+                                           "Most file descriptors that may be open."};
+inline constexpr MetricSpec kProcessThreads{"process_threads", MetricType::kGauge, "",
+                                            "Threads of the process."};
+inline constexpr MetricSpec kProcessStart{"process_start_time_seconds", MetricType::kGauge, "",
+                                          "When the process started, Unix time."};
+
+inline constexpr MetricSpec kAllMetrics[] = {kBuildInfo,
+                                             kArtifactInfo,
+                                             kTransfers,
+                                             kFallbacks,
+                                             kTransferDuration,
+                                             kStageDuration,
+                                             kTransferTokens,
+                                             kTokens,
+                                             kAvoidedPrefillTokens,
+                                             kPayloadBytes,
+                                             kInflight,
+                                             kQueueDepth,
+                                             kQueueLimit,
+                                             kMappedMaxAbs,
+                                             kArtifactLoads,
+                                             kArtifactLoadDuration,
+                                             kArtifactBytes,
+                                             kUnprovenRoutes,
+                                             kMemoryPoolUsed,
+                                             kMemoryPoolLimit,
+                                             kPlans,
+                                             kState,
+                                             kConfigReloadSuccessful,
+                                             kConfigReloadTimestamp,
+                                             kEvents,
+                                             kEventsDropped,
+                                             kSeriesOverflow,
+                                             kGrpcStarted,
+                                             kGrpcHandled,
+                                             kGrpcHandling,
+                                             kProcessCpu,
+                                             kProcessResident,
+                                             kProcessVirtual,
+                                             kProcessOpenFds,
+                                             kProcessMaxFds,
+                                             kProcessThreads,
+                                             kProcessStart};
+
+}  // namespace kvbridge::metrics
