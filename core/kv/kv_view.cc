@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -31,6 +32,10 @@ struct Axis {
   Wide low() const { return std::min(stride * first, stride * last); }
   Wide high() const { return std::max(stride * first, stride * last); }
 };
+
+int64_t Printable(Wide value) {
+  return static_cast<int64_t>(std::min<Wide>(value, std::numeric_limits<int64_t>::max()));
+}
 
 std::string PlaneName(int32_t layer, Component c) {
   return absl::StrCat("planes[layer ", layer, ", ", Name(c), "]");
@@ -101,9 +106,9 @@ absl::Status CheckNoOverlap(const KvView& view, const Plane& plane, absl::string
   for (const Axis& axis : axes) {
     if (axis.count() == 1) continue;
     if (axis.magnitude() < spanned) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          field, ".", axis.name, ": expected at least ", static_cast<int64_t>(spanned),
-          " bytes apart (elements would overlap), got ", static_cast<int64_t>(axis.stride)));
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, ".", axis.name, ": expected at least ", Printable(spanned),
+                       " bytes apart (elements would overlap), got ", Printable(axis.stride)));
     }
     spanned += axis.magnitude() * (axis.count() - 1);
   }
