@@ -20,8 +20,9 @@ namespace kvbridge::kv {
 class BufferPool;
 
 // A piece of memory on loan, aligned to 64 bytes. Goes back to its pool when the last shared_ptr
-// drops; it keeps the pool alive, so it may outlive all that made it (a gRPC slice does). Thread
-// contract: bytes are the holders' to synchronise.
+// drops; it keeps the pool alive, so it may outlive all that made it (a gRPC slice does).
+//
+// Thread contract: bytes are the holders' to synchronise.
 class TileBuffer {
  public:
   ~TileBuffer();
@@ -55,6 +56,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // to make room. RESOURCE_EXHAUSTED, naming the limit, when the loans leave no room.
   absl::StatusOr<std::shared_ptr<TileBuffer>> Acquire(size_t bytes);
 
+  // Counted by capacity: what the process really holds.
   uint64_t bytes_in_use() const;
   uint64_t bytes_idle() const;
 

@@ -247,8 +247,9 @@ absl::StatusOr<Tile> TileAssembler::TakeTile(int64_t index) {
   Tile tile{.tokens = TileTokens(index), .buffer = std::move(slot.buffer), .view = {}};
   tile.view = DenseTileView(tile.buffer->data(), options_.dtype, options_.layers,
                             tile.tokens.size(), options_.kv_heads, options_.head_dim);
-  for (size_t i = 0; i < options_.scales.size(); ++i)
+  for (size_t i = 0; i < options_.scales.size(); ++i) {
     tile.view.planes[i].scales = options_.scales[i];
+  }
   slot.stage = Stage::kTaken;
   open_bytes_ -= TileBytes(index);
   return tile;

@@ -148,6 +148,8 @@ TEST_F(TileAssemblerTest, DuplicatesAreToldFromOverlapsAndChangeNothing) {
               IsError(kInvalidArgument,
                       "overlapping chunk: layers [1, 3), key, tokens [5, 9): "
                       "expected cells not sent before, got layer 1, key, token 5"));
+  EXPECT_THAT(Add(assembler, {{0, 1}, kKey, {0, 4}}, 9),
+              IsError(kInvalidArgument, "got layer 0, key, token 2 again"));
   EXPECT_TRUE(Add(assembler, {{0, 2}, kValue, {2, 6}}, 7).ok()) << "the other component";
   // The refused chunk's bytes are nowhere: its cells are still missing, its neighbours keep theirs.
   EXPECT_TRUE(Add(assembler, {{2, 3}, kKey, {5, 9}}, 7).ok());
