@@ -127,11 +127,18 @@ absl::Status AtomicDir::Commit() {
 }
 
 absl::Status WriteFileAtomic(const fs::path& path, absl::string_view data) {
+  return WriteFileAtomic(path, absl::MakeConstSpan(&data, 1));
+}
+
+absl::Status WriteFileAtomic(const fs::path& path, absl::Span<const absl::string_view> pieces) {
   const fs::path temp = TempSibling(path);
   const int fd = open(temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return Errno("create", temp);
   absl::Cleanup discard = [&temp] { unlink(temp.c_str()); };
-  absl::Status status = WriteAll(fd, data, path);
+  absl::Status status;
+  for (const absl::string_view piece : pieces) {
+    if (status.ok()) status = WriteAll(fd, piece, path);
+  }
   if (status.ok() && fsync(fd) != 0) status = Errno("fsync", path);
   if (close(fd) != 0 && status.ok()) status = Errno("close", path);
   KVB_RETURN_IF_ERROR(status);

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace kvbridge::base {
 
@@ -62,7 +63,9 @@ class AtomicDir {
   bool committed_ = false;
 };
 
-// Writes `data` beside `path`, fsyncs, renames over it.
+// Writes `data`, or the concatenation of `pieces`, beside `path`, fsyncs, renames over it.
 absl::Status WriteFileAtomic(const std::filesystem::path& path, absl::string_view data);
+absl::Status WriteFileAtomic(const std::filesystem::path& path,
+                             absl::Span<const absl::string_view> pieces);
 
 }  // namespace kvbridge::base

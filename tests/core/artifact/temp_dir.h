@@ -1,0 +1,31 @@
+// A folder for one test, removed with everything in it.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include <stdlib.h>
+
+namespace kvbridge::artifact {
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "kvbridge-test-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace kvbridge::artifact
