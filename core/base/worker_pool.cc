@@ -27,7 +27,8 @@ struct WorkerPool::Loop {
   absl::FunctionRef<void(int64_t)> body;
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> done{0};
-  absl::Mutex mutex;
+  Mutex mutex;
+  CondVar all_done;
   bool finished ABSL_GUARDED_BY(mutex) = false;
 };
 
@@ -50,7 +51,7 @@ WorkerPool::WorkerPool(Options options)
 WorkerPool::~WorkerPool() { Stop(); }
 
 absl::Status WorkerPool::Submit(std::function<void()> job) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (stopping_) return absl::UnavailableError("worker pool: stopped");
   if (jobs_.size() >= max_jobs_) {
     return absl::ResourceExhaustedError(
@@ -70,17 +71,17 @@ void WorkerPool::ParallelFor(int64_t n, absl::FunctionRef<void(int64_t)> body) {
   }
   auto loop = std::make_shared<Loop>(n, body);
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     loops_.push_back(loop);
     wake_.SignalAll();
   }
   RunLoop(*loop);
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     loops_.erase(std::remove(loops_.begin(), loops_.end(), loop), loops_.end());
   }
-  absl::MutexLock lock(&loop->mutex);
-  loop->mutex.Await(absl::Condition(&loop->finished));
+  MutexLock lock(&loop->mutex);
+  while (!loop->finished) loop->all_done.Wait(&loop->mutex);
 }
 
 void WorkerPool::RunLoop(Loop& loop) {
@@ -94,8 +95,9 @@ void WorkerPool::RunLoop(Loop& loop) {
   }
   if (ran == 0) return;
   if (loop.done.fetch_add(ran, std::memory_order_acq_rel) + ran == loop.n) {
-    absl::MutexLock lock(&loop.mutex);
+    MutexLock lock(&loop.mutex);
     loop.finished = true;
+    loop.all_done.Signal();
   }
 }
 
@@ -111,7 +113,7 @@ void WorkerPool::WorkerMain() {
     std::function<void()> job;
     std::shared_ptr<Loop> loop;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       while ((loop = OldestOpenLoop()) == nullptr && jobs_.empty() && !stopping_) {
         wake_.Wait(&mutex_);
       }
@@ -132,7 +134,7 @@ void WorkerPool::WorkerMain() {
 
 void WorkerPool::Stop() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stopping_ = true;
     wake_.SignalAll();
   }
@@ -142,7 +144,7 @@ void WorkerPool::Stop() {
 }
 
 size_t WorkerPool::queued_jobs() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return jobs_.size();
 }
 

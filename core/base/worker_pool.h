@@ -20,7 +20,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+
+#include "core/base/mutex.h"
 
 namespace kvbridge::base {
 
@@ -64,8 +65,8 @@ class WorkerPool {
   int thread_count_ = 0;
   std::atomic<uint64_t> progress_{0};
 
-  mutable absl::Mutex mutex_;
-  absl::CondVar wake_;
+  mutable Mutex mutex_;
+  CondVar wake_;
   std::deque<std::function<void()>> jobs_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Loop>> loops_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -29,7 +29,7 @@ BufferPool::~BufferPool() {
 }
 
 absl::StatusOr<std::shared_ptr<TileBuffer>> BufferPool::Acquire(size_t bytes) {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   if (const auto fit = idle_.lower_bound(bytes); fit != idle_.end() && fit->first / 2 <= bytes) {
     const auto [capacity, data] = *fit;
     idle_.erase(fit);
@@ -60,7 +60,7 @@ std::shared_ptr<TileBuffer> BufferPool::Lend(std::byte* data, size_t size, size_
 }
 
 void BufferPool::Release(std::byte* data, size_t capacity) {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   used_bytes_ -= capacity;
   idle_bytes_ += capacity;
   idle_.emplace(capacity, data);
@@ -77,12 +77,12 @@ void BufferPool::FreeIdleUntil(uint64_t idle_limit) {
 }
 
 uint64_t BufferPool::bytes_in_use() const {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   return used_bytes_;
 }
 
 uint64_t BufferPool::bytes_idle() const {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   return idle_bytes_;
 }
 

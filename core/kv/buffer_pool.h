@@ -13,7 +13,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+
+#include "core/base/mutex.h"
 
 namespace kvbridge::kv {
 
@@ -68,7 +69,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   void FreeIdleUntil(uint64_t idle_limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint64_t max_bytes_;
-  mutable absl::Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::multimap<size_t, std::byte*> idle_ ABSL_GUARDED_BY(mutex_);  // by capacity
   uint64_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
