@@ -5,9 +5,8 @@
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
-
 #include "gtest/gtest.h"
+#include "tests/support/notification.h"
 
 namespace kvbridge::base {
 namespace {
@@ -59,7 +58,7 @@ TEST(WorkerPool, ALoopOutlivesALateHelper) {
 TEST(WorkerPool, JobsRunInOrderAndMayUseLoops) {
   auto pool = MakePool({.threads = 1});
   std::vector<int> order;
-  absl::Notification done;
+  ::kvbridge::testing::Notification done;
   for (int j = 0; j < 3; ++j) {
     ASSERT_TRUE(pool->Submit([&, j] {
                       pool->ParallelFor(2, [](int64_t) {});
@@ -74,8 +73,8 @@ TEST(WorkerPool, JobsRunInOrderAndMayUseLoops) {
 
 TEST(WorkerPool, AFullQueueRefusesTheNewJob) {
   auto pool = MakePool({.threads = 1, .max_jobs = 1});
-  absl::Notification started;
-  absl::Notification release;
+  ::kvbridge::testing::Notification started;
+  ::kvbridge::testing::Notification release;
   ASSERT_TRUE(pool->Submit([&] {
                     started.Notify();
                     release.WaitForNotification();
