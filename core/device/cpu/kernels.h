@@ -1,0 +1,104 @@
+// The inner loops of the CPU backend, as one table of functions per instruction set.
+//
+// Sources that implement a table are compiled for instructions this machine may not have, so this
+// header holds plain data and declarations only: an inline function here could be emitted there,
+// chosen by the linker for everyone, and crash elsewhere.
+//
+// Everything is cut into blocks of 32 tokens, 32 columns and steps of 32 features. E is the element
+// of the precision: bf16 or float.
+//   A (features)  step: [2 strips][16 tokens][32 features] of E; steps of one head follow each
+//   other. B (weights)   step: bf16 [2 halves][16 feature pairs][16 columns][2], float [32
+//   features][32 columns]. C (results)   block: [32 tokens][32 columns] of float.
+//
+// Thread contract: pure functions on the caller's memory. All pointers to blocks are 64-byte
+// aligned.
+#pragma once
+
+#include <cstdint>
+
+#include "core/rope/rope_row.h"
+
+namespace kvbridge::device::cpu {
+
+inline constexpr int32_t kBlock = 32;
+inline constexpr int32_t kBlockElements = kBlock * kBlock;
+
+// One block: C (+)= A B, accumulated in FP32 over features in ascending order, so that splitting
+// the features over several calls changes no bit.
+struct GemmArgs {
+  const void* const* a;  // [segments] first step of each segment
+  const void* b;         // [segments * steps] steps, one after the other
+  float* c;
+  int32_t segments;
+  int32_t steps;    // per segment
+  bool accumulate;  // false: C starts from zero
+  // Read ahead into the second-level cache, in 64-byte lines per step: from `prefetch_b` on, and
+  // `prefetch_a` bytes after each step of A.
+  const char* prefetch_b;
+  int32_t lines_b;
+  int32_t lines_a;
+  int64_t prefetch_a;
+};
+
+enum class Store : uint8_t { kBf16, kF32, kOther };
+
+// What was seen in rows that were written.
+struct RowStats {
+  uint64_t non_finite;
+  uint64_t saturated;
+  uint32_t max_magnitude;  // bits of the largest finite |x|, before conversion
+};
+
+// One head of up to 32 tokens: bias, key renormalisation, RoPE, checks, conversion, store.
+struct FinishArgs {
+  const float* c;  // [padded_dim / 32] blocks
+  int32_t rows;
+  int32_t head_dim;
+  int32_t padded_dim;  // head_dim rounded up to whole blocks, at most kMaxHeadDim
+  const float* bias;   // [padded_dim], zero from head_dim on
+  float scale;         // fitted factor, 1 if there is none
+  // x := x / sqrt(sum((x * inv_gamma)^2) * inv_count + eps); null: not renormalised.
+  const float* inv_gamma;  // [padded_dim], zero from head_dim on
+  float inv_count;
+  float eps;
+  const rope::RopeRow* rope;  // [rows]; null: not rotated
+  void* const* dst;           // [rows] first element of the head
+  Store store;
+  // Stores that are not plain bf16 or float: encodes head_dim floats, returns how many saturated.
+  uint64_t (*encode)(uint8_t dtype, const float* src, float scale, void* dst, uint64_t n);
+  uint8_t dtype;  // tensor::DType, handed to encode
+  float dst_scale;
+};
+
+inline constexpr int32_t kMaxHeadDim = 1024;
+
+// One token's heads, from FP32 into its row of A's steps.
+struct PackArgs {
+  const float* src;  // [heads * head_dim]
+  char* dst;         // row in the first step of the first head
+  int32_t heads;
+  int32_t head_dim;     // padded with zeros to whole steps
+  int64_t head_stride;  // bytes between heads in dst
+};
+
+struct KernelSet {
+  const char* name;
+  void (*enter)();  // before and after a run of gemm calls on one thread
+  void (*leave)();
+  void (*gemm_bf16)(const GemmArgs& args);
+  void (*gemm_f32)(const GemmArgs& args);
+  void (*finish)(const FinishArgs& args, RowStats& stats);
+  void (*pack_bf16)(const PackArgs& args);
+};
+
+extern const KernelSet kPortableKernels;
+extern const KernelSet kAvx2Kernels;    // AVX2, FMA
+extern const KernelSet kAvx512Kernels;  // AVX-512 F, BW, DQ, VL, BF16
+extern const KernelSet kAmxKernels;     // the same, and AMX-BF16
+
+// Shared by kAvx512Kernels and kAmxKernels.
+void Avx512GemmF32(const GemmArgs& args);
+void Avx512Finish(const FinishArgs& args, RowStats& stats);
+void Avx512PackBf16(const PackArgs& args);
+
+}  // namespace kvbridge::device::cpu

@@ -1,0 +1,14 @@
+// AVX2 and FMA: entered only after a CPUID check (isa.cc).
+
+#define KVB_LANES 8
+#define KVB_ROWS 4
+#include "core/device/cpu/generic_kernels.inc"
+
+namespace kvbridge::device::cpu {
+namespace {
+void Nothing() {}
+}  // namespace
+
+const KernelSet kAvx2Kernels = {"cpu-avx2", Nothing, Nothing, GemmBf16, GemmF32, Finish, PackBf16};
+
+}  // namespace kvbridge::device::cpu

@@ -1,0 +1,15 @@
+// The baseline every x86-64 processor of the last fifteen years has.
+
+#define KVB_LANES 4
+#define KVB_ROWS 4
+#include "core/device/cpu/generic_kernels.inc"
+
+namespace kvbridge::device::cpu {
+namespace {
+void Nothing() {}
+}  // namespace
+
+const KernelSet kPortableKernels = {"cpu-portable", Nothing, Nothing, GemmBf16,
+                                    GemmF32,        Finish,  PackBf16};
+
+}  // namespace kvbridge::device::cpu

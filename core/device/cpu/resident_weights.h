@@ -1,0 +1,121 @@
+// A mapper laid out for the CPU kernels.
+//
+// Each target head's weights are cut into column blocks of 32; a column block is a run of steps
+// (kernels.h) in feature order, so a kernel reads it front to back. Source heads and target heads
+// are padded with zeros to whole steps and column blocks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "core/base/worker_pool.h"
+#include "core/device/backend.h"
+#include "core/device/cpu/huge_memory.h"
+#include "core/device/cpu/kernels.h"
+#include "core/mapper/mapper.h"
+
+namespace kvbridge::device::cpu {
+
+constexpr int32_t CeilDiv(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+// Sizes of one precision and pair of geometries.
+struct Blocking {
+  int32_t element_bytes;  // of A and B
+  int32_t source_heads;
+  int32_t head_steps;  // of one source head
+  int32_t target_heads;
+  int32_t head_columns;  // column blocks of one target head
+
+  int64_t step_bytes() const { return int64_t{kBlockElements} * element_bytes; }
+  int64_t segment_bytes() const { return head_steps * step_bytes(); }
+  int32_t padded_dim() const { return head_columns * kBlock; }
+};
+
+// One run of features: one source head of one source layer.
+struct Segment {
+  int32_t slot;  // of the tile's feature planes
+  int32_t head;
+};
+
+// K or V of one target layer.
+struct ResidentLayer {
+  mapper::Support support;
+  std::vector<Segment> segments;                    // full: of every target head
+  std::vector<std::vector<Segment>> head_segments;  // head-local: [target_heads]
+  const std::byte* weights;  // [target_heads][head_columns][features / 32] steps
+  const float* bias;         // [target_heads][padded_dim]
+  const float* inv_gamma;    // [padded_dim] or null
+  float inv_count;           // 1 / number of dimensions the norm is taken over
+
+  const std::vector<Segment>& SegmentsOf(int32_t head) const {
+    return support == mapper::Support::kFull ? segments : head_segments[head];
+  }
+  int32_t steps(const Blocking& blocking) const {
+    return static_cast<int32_t>(SegmentsOf(0).size()) * blocking.head_steps;
+  }
+};
+
+class ResidentWeights final : public ResidentMapper {
+ public:
+  // Packs on every worker. INVALID_ARGUMENT names a tensor that holds NaN or infinity.
+  static absl::StatusOr<std::unique_ptr<ResidentWeights>> Create(
+      std::shared_ptr<const mapper::Mapper> mapper, Precision precision, base::WorkerPool& workers);
+
+  const mapper::Mapper& mapper() const override { return *mapper_; }
+  uint64_t resident_bytes() const override {
+    return memory_.size() + small_.size() * sizeof(float);
+  }
+  Precision precision() const override { return precision_; }
+
+  const Blocking& blocking() const { return blocking_; }
+  const ResidentLayer& layer(int32_t target_layer, kv::Component c) const {
+    return layers_[2 * target_layer + static_cast<int>(c)];
+  }
+
+  // Source planes some target layer reads, in slot order.
+  struct Plane {
+    int32_t layer;
+    kv::Component component;
+  };
+  const std::vector<Plane>& planes() const { return planes_; }
+
+  // The distinct rotations of both models, and which one a layer uses (-1: not rotated).
+  const std::vector<model::RopeParams>& rotations() const { return rotations_; }
+  int32_t source_rotation(int32_t layer) const { return source_rotation_[layer]; }
+  int32_t target_rotation(int32_t layer) const { return target_rotation_[layer]; }
+
+ private:
+  ResidentWeights(std::shared_ptr<const mapper::Mapper> mapper, Precision precision,
+                  const Blocking& blocking, HugeMemory memory)
+      : mapper_(std::move(mapper)),
+        precision_(precision),
+        blocking_(blocking),
+        memory_(std::move(memory)) {}
+  void PlanPlanes();
+  void PlanLayers();
+  void PlanRotations();
+  void FillSmall();
+  absl::Status PackAll(base::WorkerPool& workers);
+
+  const std::shared_ptr<const mapper::Mapper> mapper_;
+  const Precision precision_;
+  const Blocking blocking_;
+  const HugeMemory memory_;
+  std::vector<float> small_;  // biases and norms
+  std::vector<ResidentLayer> layers_;
+  std::vector<Plane> planes_;
+  std::vector<int32_t> slots_;  // [source_layers * 2]; -1: not read
+  std::vector<model::RopeParams> rotations_;
+  std::vector<int32_t> source_rotation_;
+  std::vector<int32_t> target_rotation_;
+};
+
+// Lays out one target head's weights, [features][head_dim] at `weight`, as [head_columns] runs of
+// steps at `out`; `features` is `segments` heads of `source_dim`. False when one is not finite.
+bool PackHead(const std::byte* weight, tensor::DType dtype, int32_t segments, int32_t source_dim,
+              int32_t head_dim, const Blocking& blocking, std::byte* out);
+
+}  // namespace kvbridge::device::cpu

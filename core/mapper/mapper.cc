@@ -1,0 +1,219 @@
+#include "core/mapper/mapper.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "core/base/status_macros.h"
+#include "core/base/units.h"
+
+namespace kvbridge::mapper {
+namespace {
+
+using model::KvGeometry;
+using model::ModelSpec;
+
+template <typename Expected, typename Got>
+absl::Status Mismatch(absl::string_view field, const Expected& expected, const Got& got) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": expected ", expected, ", got ", got));
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+absl::Status CheckCount(absl::string_view field, size_t expected, size_t got) {
+  return expected == got ? absl::OkStatus()
+                         : Mismatch(field, absl::StrCat(expected, " entries"), got);
+}
+
+absl::Status CheckGeometry(absl::string_view path, const KvGeometry& geometry) {
+  const std::pair<const char*, int32_t> counts[] = {{".layers", geometry.layers},
+                                                    {".kv_heads", geometry.kv_heads},
+                                                    {".head_dim", geometry.head_dim}};
+  for (const auto& [name, value] : counts) {
+    if (value < 1) return Mismatch(absl::StrCat(path, name), "at least 1", value);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRope(absl::string_view path, const ModelSpec& spec) {
+  const int32_t head_dim = spec.geometry.head_dim;
+  KVB_RETURN_IF_ERROR(rope::Validate(spec.rope.params, head_dim, absl::StrCat(path, ".rope")));
+  for (const auto& [layer, params] : spec.rope.layer_overrides) {
+    const std::string field = absl::StrCat(path, ".rope.layer_overrides[", layer, "]");
+    if (layer < 0 || layer >= spec.geometry.layers) {
+      return Mismatch(field, absl::StrCat("a layer below ", spec.geometry.layers), layer);
+    }
+    KVB_RETURN_IF_ERROR(rope::Validate(params, head_dim, field));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTensor(const std::string& field, const TensorRef& tensor,
+                         const std::vector<int64_t>& shape) {
+  if (tensor.dtype != tensor::DType::kBf16 && tensor.dtype != tensor::DType::kF32) {
+    return Mismatch(field + ".dtype", "bf16 or f32", tensor::Name(tensor.dtype));
+  }
+  if (tensor.shape != shape) {
+    return Mismatch(field + ".shape", ShapeText(shape), ShapeText(tensor.shape));
+  }
+  uint64_t bytes = tensor::ByteSize(tensor.dtype);
+  for (int64_t dim : shape) {
+    if (!base::CheckedMul(bytes, static_cast<uint64_t>(dim), &bytes)) {
+      return Mismatch(field + ".shape", "a size that fits 64 bits", ShapeText(shape));
+    }
+  }
+  if (tensor.data.size() != bytes) {
+    return Mismatch(field + ".data", absl::StrCat(bytes, " bytes"), tensor.data.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSources(const std::string& field, const LayerMap& map, const KvGeometry& source) {
+  if (map.sources.empty()) return Mismatch(field, "at least one source layer", "none");
+  for (size_t i = 0; i < map.sources.size(); ++i) {
+    const int32_t layer = map.sources[i];
+    if (layer < 0 || layer >= source.layers) {
+      return Mismatch(absl::StrCat(field, "[", i, "]"),
+                      absl::StrCat("a layer below ", source.layers), layer);
+    }
+    if (std::find(map.sources.begin(), map.sources.begin() + i, layer) != map.sources.begin() + i) {
+      return Mismatch(absl::StrCat(field, "[", i, "]"), "each layer once",
+                      absl::StrCat(layer, " again"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHeadSource(const std::string& field, const LayerMap& map,
+                             const KvGeometry& source, const KvGeometry& target) {
+  const auto& heads = map.head_source;
+  if (map.support == Support::kFull) {
+    return heads.empty() ? absl::OkStatus()
+                         : Mismatch(field, "none for full support", heads.size());
+  }
+  if (heads.empty()) {
+    if (source.kv_heads == target.kv_heads) return absl::OkStatus();
+    return Mismatch(field,
+                    absl::StrCat(target.kv_heads, " entries (head counts differ: ", source.kv_heads,
+                                 " and ", target.kv_heads, ")"),
+                    "none");
+  }
+  KVB_RETURN_IF_ERROR(CheckCount(field, target.kv_heads, heads.size()));
+  for (size_t i = 0; i < heads.size(); ++i) {
+    if (heads[i] < 0 || heads[i] >= source.kv_heads) {
+      return Mismatch(absl::StrCat(field, "[", i, "]"),
+                      absl::StrCat("a head below ", source.kv_heads), heads[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLayers(absl::string_view name, const std::vector<LayerMap>& layers,
+                         const KvGeometry& source, const KvGeometry& target) {
+  KVB_RETURN_IF_ERROR(CheckCount(name, target.layers, layers.size()));
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const LayerMap& map = layers[l];
+    const std::string path = absl::StrCat(name, "[", l, "]");
+    KVB_RETURN_IF_ERROR(CheckSources(path + ".sources", map, source));
+    KVB_RETURN_IF_ERROR(CheckHeadSource(path + ".head_source", map, source, target));
+    KVB_RETURN_IF_ERROR(CheckTensor(path + ".weight", map.weight,
+                                    {target.kv_heads, map.features(source), target.head_dim}));
+    KVB_RETURN_IF_ERROR(CheckTensor(path + ".bias", map.bias, {target.kv_heads, target.head_dim}));
+  }
+  return absl::OkStatus();
+}
+
+// [target_layers][width] finite numbers.
+absl::Status CheckTable(absl::string_view name, const std::vector<std::vector<float>>& table,
+                        int32_t layers, int32_t width) {
+  KVB_RETURN_IF_ERROR(CheckCount(name, layers, table.size()));
+  for (size_t l = 0; l < table.size(); ++l) {
+    const std::string row = absl::StrCat(name, "[", l, "]");
+    KVB_RETURN_IF_ERROR(CheckCount(row, width, table[l].size()));
+    for (size_t i = 0; i < table[l].size(); ++i) {
+      if (!std::isfinite(table[l][i])) {
+        return Mismatch(absl::StrCat(row, "[", i, "]"), "a finite number", table[l][i]);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckKeyNorm(const KeyNorm& norm, const KvGeometry& target) {
+  switch (norm.kind) {
+    case KeyNorm::Kind::kNone:
+      return absl::OkStatus();
+    case KeyNorm::Kind::kScale:
+      KVB_RETURN_IF_ERROR(
+          CheckTable("key_norm.key_scale", norm.key_scale, target.layers, target.kv_heads));
+      return CheckTable("key_norm.value_scale", norm.value_scale, target.layers, target.kv_heads);
+    case KeyNorm::Kind::kKNorm:
+      break;
+  }
+  if (!std::isfinite(norm.eps) || norm.eps <= 0) {
+    return Mismatch("key_norm.eps", "a finite number above 0", norm.eps);
+  }
+  KVB_RETURN_IF_ERROR(CheckTable("key_norm.gamma", norm.gamma, target.layers, target.head_dim));
+  for (size_t l = 0; l < norm.gamma.size(); ++l) {
+    const auto& gamma = norm.gamma[l];
+    if (std::all_of(gamma.begin(), gamma.end(), [](float g) { return g == 0; })) {
+      return Mismatch(absl::StrCat("key_norm.gamma[", l, "]"), "a weight other than 0", "only 0");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::string_view Name(Support support) {
+  switch (support) {
+    case Support::kFull:
+      return "full";
+    case Support::kHeadLocal:
+      return "head_local";
+  }
+  return "unknown";
+}
+
+int64_t Mapper::parameters() const {
+  int64_t columns = target.geometry.row();
+  int64_t total = 0;
+  for (const auto* component : {&keys, &values}) {
+    for (const LayerMap& map : *component) total += columns * (map.features(source.geometry) + 1);
+  }
+  return total;
+}
+
+double Mapper::flops_per_token() const {
+  double total = 0;
+  for (const auto* component : {&keys, &values}) {
+    for (const LayerMap& map : *component) {
+      total += 2.0 * double(target.geometry.row()) * double(map.features(source.geometry));
+    }
+  }
+  return total;
+}
+
+absl::Status Validate(const Mapper& mapper) {
+  const KvGeometry& source = mapper.source.geometry;
+  const KvGeometry& target = mapper.target.geometry;
+  KVB_RETURN_IF_ERROR(CheckGeometry("source.geometry", source));
+  KVB_RETURN_IF_ERROR(CheckGeometry("target.geometry", target));
+  if (mapper.strip_rope) {
+    KVB_RETURN_IF_ERROR(CheckRope("source", mapper.source));
+    KVB_RETURN_IF_ERROR(CheckRope("target", mapper.target));
+  }
+  KVB_RETURN_IF_ERROR(CheckLayers("keys", mapper.keys, source, target));
+  KVB_RETURN_IF_ERROR(CheckLayers("values", mapper.values, source, target));
+  if (mapper.key_norm.kind == KeyNorm::Kind::kKNorm && !mapper.strip_rope) {
+    // A norm over pairs of dimensions does not survive rotation unless gamma is constant.
+    return Mismatch("key_norm.kind", "none or scale when keys are mapped as cached", "k_norm");
+  }
+  return CheckKeyNorm(mapper.key_norm, target);
+}
+
+}  // namespace kvbridge::mapper
