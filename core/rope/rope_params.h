@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,9 +26,19 @@ struct RopeParams {
   friend bool operator==(const RopeParams&, const RopeParams&) = default;
 };
 
-// rotary_dim is even and within the head, inv_freq has rotary_dim / 2 finite entries in (0, 2 pi),
+// A field that makes no sense: "inv_freq[3]", "radians per position in (0, 2 pi)", "7".
+struct ParamsDefect {
+  std::string field;
+  std::string expected;
+  std::string got;
+};
+
+// Sound: rotary_dim is even and within the head, inv_freq has rotary_dim / 2 entries in (0, 2 pi),
 // the attention factor lies in [0.01, 100] (published ones lie in [1, 2]; beyond that FP32 tables
-// lose digits). INVALID_ARGUMENT names the field under `path`, e.g. "source.rope.inv_freq[3]".
+// lose digits). nullopt = sound.
+std::optional<ParamsDefect> FindDefect(const RopeParams& params, int32_t head_dim);
+
+// The same as a status: INVALID_ARGUMENT names the field under `path`, e.g. "rope.inv_freq[3]".
 absl::Status Validate(const RopeParams& params, int32_t head_dim, absl::string_view path);
 
 }  // namespace kvbridge::rope

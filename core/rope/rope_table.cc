@@ -4,7 +4,7 @@
 
 namespace kvbridge::rope {
 
-RopeTable::RopeTable(const RopeParams& params, absl::Span<const int64_t> positions)
+RopeTable::RopeTable(const RopeParams& params, std::span<const int64_t> positions)
     : tokens_(static_cast<int64_t>(positions.size())),
       half_(params.rotary_dim / 2),
       pairing_(params.pairing),

@@ -7,9 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
-
-#include "absl/types/span.h"
 
 #include "core/rope/rope_params.h"
 #include "core/rope/rope_row.h"
@@ -20,9 +19,9 @@ namespace kvbridge::rope {
 // sine-cosine pairs per token; one table serves every layer and head that shares `params`.
 class RopeTable {
  public:
-  // `params` is valid (see Validate). Positions are in [0, 2^31], in any order, gaps and repeats
+  // `params` is valid (see Validate). Positions are below 2^31, in any order, gaps and repeats
   // allowed.
-  RopeTable(const RopeParams& params, absl::Span<const int64_t> positions);
+  RopeTable(const RopeParams& params, std::span<const int64_t> positions);
 
   int64_t tokens() const { return tokens_; }
   // Borrowed from the table; `token` is an index into `positions`.

@@ -17,6 +17,10 @@
 namespace kvbridge::rope {
 namespace {
 
+RopeTable TableAt(const RopeParams& params, const std::vector<int64_t>& positions) {
+  return RopeTable(params, positions);
+}
+
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
 
@@ -25,13 +29,13 @@ RopeParams Default(int32_t rotary_dim, Pairing pairing, double theta = 10000) {
 }
 
 std::vector<float> Applied(const RopeParams& params, int64_t position, std::vector<float> head) {
-  const RopeTable table(params, {position});
+  const RopeTable table = TableAt(params, {position});
   ApplyRope(table.row(0), head.data(), 1, static_cast<int32_t>(head.size()));
   return head;
 }
 
 std::vector<float> Stripped(const RopeParams& params, int64_t position, std::vector<float> head) {
-  const RopeTable table(params, {position});
+  const RopeTable table = TableAt(params, {position});
   StripRope(table.row(0), head.data(), 1, static_cast<int32_t>(head.size()));
   return head;
 }
@@ -83,7 +87,7 @@ TEST(RopeRowTest, ZeroRotaryDimensionTouchesNothing) {
 
 TEST(RopeRowTest, EveryHeadOfTheTokenIsRotated) {
   const auto params = Default(4, Pairing::kHalf);
-  const RopeTable table(params, {5});
+  const RopeTable table = TableAt(params, {5});
   std::vector<float> heads = {1, 2, 3, 4, -1, 0, 1, 2};
   const auto first = Applied(params, 5, {1, 2, 3, 4}), second = Applied(params, 5, {-1, 0, 1, 2});
   ApplyRope(table.row(0), heads.data(), 2, 4);
@@ -136,7 +140,7 @@ TEST_P(RoundTripTest, StripUndoesApplyToTwoUlpOfEachPair) {
   const auto [position, factor, pairing] = GetParam();
   auto params = Default(128, pairing, 1e6);
   params.attention_factor = factor;
-  const RopeTable table(params, {position});
+  const RopeTable table = TableAt(params, {position});
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   double worst = 0;

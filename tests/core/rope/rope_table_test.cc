@@ -12,6 +12,10 @@
 namespace kvbridge::rope {
 namespace {
 
+RopeTable TableAt(const RopeParams& params, const std::vector<int64_t>& positions) {
+  return RopeTable(params, positions);
+}
+
 RopeParams Llama(int32_t rotary_dim = 128) {
   return *MakeRopeParams(10000, rotary_dim, Pairing::kHalf, DefaultScaling{});
 }
@@ -35,7 +39,7 @@ TEST(RopeTableTest, EntriesAreTheDoubleValuesRoundedOnceAtEveryPosition) {
 TEST(RopeTableTest, PositionsUpToTwoToTheThirtyOneKeepSixDigits) {
   const RopeParams params = Llama();
   const int64_t position = int64_t{1} << 31;
-  const RopeTable table(params, {position});
+  const RopeTable table = TableAt(params, {position});
   for (int i = 0; i < 64; ++i) {
     const long double angle =
         static_cast<long double>(position) * static_cast<long double>(params.inv_freq[i]);
@@ -46,7 +50,7 @@ TEST(RopeTableTest, PositionsUpToTwoToTheThirtyOneKeepSixDigits) {
 TEST(RopeTableTest, NeighbouringPositionsNeverCollide) {
   // bf16 cannot tell 257 from 256, nor FP32 angles 131,071 from its neighbour to full precision.
   for (int64_t position : {int64_t{256}, int64_t{4096}, int64_t{131070}}) {
-    const RopeTable table(Llama(), {position, position + 1});
+    const RopeTable table = TableAt(Llama(), {position, position + 1});
     EXPECT_NE(table.row(0).cos[0], table.row(1).cos[0]) << position;
     EXPECT_NEAR(std::remainder(std::atan2(table.row(1).sin[0], table.row(1).cos[0]) -
                                    std::atan2(table.row(0).sin[0], table.row(0).cos[0]),
@@ -61,7 +65,7 @@ TEST(RopeTableTest, GapsRepeatsAndDescendingPositionsGiveTheSameRowsAsAlone) {
   const RopeTable table(params, positions);
   ASSERT_EQ(table.tokens(), 5);
   for (size_t t = 0; t < positions.size(); ++t) {
-    const RopeTable alone(params, {positions[t]});
+    const RopeTable alone = TableAt(params, {positions[t]});
     for (int i = 0; i < 4; ++i) {
       EXPECT_EQ(table.row(static_cast<int64_t>(t)).cos[i], alone.row(0).cos[i]);
       EXPECT_EQ(table.row(static_cast<int64_t>(t)).sin[i], alone.row(0).sin[i]);
@@ -73,7 +77,7 @@ TEST(RopeTableTest, GapsRepeatsAndDescendingPositionsGiveTheSameRowsAsAlone) {
 TEST(RopeTableTest, StripScaleInvertsTheStoredEntriesNotTheIdealOnes) {
   RopeParams params = Llama();
   params.attention_factor = 1.347;
-  const RopeTable table(params, {4097});
+  const RopeTable table = TableAt(params, {4097});
   std::set<float> distinct;
   for (int i = 0; i < 64; ++i) {
     const RopeRow row = table.row(0);
