@@ -1,0 +1,57 @@
+// A device without arithmetic: for tests of what surrounds the map (admission, cancellation,
+// guards, planes) that need to make it slow, broken or wrong at a chosen moment.
+//
+// It copies: element (layer, component, token, i) of the target is element i modulo the source row
+// of source layer `layer` modulo the source layers, plus the token's position / 1024. A token's
+// result depends on nothing else, as the Backend contract asks.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/device/backend.h"
+#include "core/model/model_spec.h"
+
+namespace kvbridge::test {
+
+// A model that passes model::FindDefect, without rotation.
+model::ModelSpec FakeModel(const std::string& name, int32_t layers, int32_t kv_heads,
+                           int32_t head_dim, tensor::DType dtype = tensor::DType::kF32);
+
+// A mapper that only FakeBackend can run: it has no weights.
+mapper::Mapper FakeMapper(model::ModelSpec source, model::ModelSpec target);
+
+// Hooks are set before the backend is used; they run on worker threads.
+class FakeBackend final : public device::Backend {
+ public:
+  using Cancelled = absl::FunctionRef<bool()>;
+
+  std::function<absl::Status(const device::TileSource&)> on_prepare;
+  // Before a group of layers is written: an error is the device's.
+  std::function<absl::Status(kv::LayerRange, Cancelled)> on_map;
+  uint64_t workspace_bytes_per_token = 100;
+
+  std::string name() const override { return "fake"; }
+  absl::StatusOr<std::unique_ptr<device::ResidentMapper>> MakeResident(
+      std::shared_ptr<const mapper::Mapper> mapper, device::Precision precision) override;
+  uint64_t WorkspaceBytes(const device::ResidentMapper& mapper, int64_t tokens) const override;
+  absl::StatusOr<std::unique_ptr<device::PreparedTile>> Prepare(
+      const device::ResidentMapper& mapper, const device::TileSource& source) override;
+  absl::StatusOr<device::TileChecks> MapLayers(const device::ResidentMapper& mapper,
+                                               const device::PreparedTile& tile,
+                                               kv::LayerRange layers, const kv::KvView& target,
+                                               int64_t target_begin, Cancelled cancelled) override;
+
+  // Both go back to what they were when nothing of a test is left.
+  int live_tiles() const { return *live_tiles_; }
+  int live_mappers() const { return *live_mappers_; }
+
+ private:
+  using Counter = std::shared_ptr<std::atomic<int>>;
+  Counter live_tiles_ = std::make_shared<std::atomic<int>>(0);
+  Counter live_mappers_ = std::make_shared<std::atomic<int>>(0);
+};
+
+}  // namespace kvbridge::test
