@@ -2,6 +2,7 @@
 // mapper digest, in tokens; planes record theirs in bytes. Unmeasured is not a number.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -13,29 +14,31 @@
 
 namespace kvbridge::engine {
 
+struct Rate {
+  double seconds_per_unit = 0;
+  absl::Time measured_at;  // last observation
+};
+
 // Thread contract: every method may be called from any thread.
 class RateMeter {
  public:
   static constexpr size_t kMaxKeys = 256;
 
-  // Adds an observation: `units` > 0 took `elapsed`. Older observations fade, each new one counting
-  // for a fifth of the whole, so that the first (cold) ones are soon forgotten. A new key beyond
-  // kMaxKeys takes the place of the one that was recorded longest ago.
-  void Record(absl::string_view key, double units, absl::Duration elapsed);
+  // Adds an observation: `units` took `elapsed`; ignored unless both are above 0. Older ones fade,
+  // each new one counting for a fifth of the whole, so that the first (cold) ones are soon
+  // forgotten. A new key beyond kMaxKeys takes the place of the one recorded longest ago.
+  void Record(absl::string_view key, double units, absl::Duration elapsed, absl::Time now);
 
-  // Units-weighted mean; none before the first Record.
-  std::optional<double> SecondsPerUnit(absl::string_view key) const;
-
-  void Forget(absl::string_view key);
+  // Mean over the units seen, recent ones weighing more; none before the first Record.
+  std::optional<Rate> Get(absl::string_view key) const;
 
  private:
   struct Sums {
     double units = 0;
     double seconds = 0;
-    uint64_t last = 0;  // tick of the last Record
+    absl::Time last;
   };
   mutable absl::Mutex mutex_;
-  uint64_t tick_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, Sums> sums_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -20,6 +20,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -89,7 +90,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Stops at the next tile, layer group or device poll. The first refusal wins; false when there
   // was one already or the transfer has finished.
   bool Cancel(guard::Refusal refusal);
-  // Whether there is a refusal; notices deadlines and budgets that have passed.
+  // Whether it has been refused or finished; notices a deadline or budget that has passed.
   bool cancelled();
 
   // The decision, once: none for every caller but the first. Waits for nothing. Applied only if
@@ -120,6 +121,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     device::Backend* backend;
     const base::Clock* clock;
     RateMeter* rates;
+    std::atomic<int32_t>* tiles_on_device;  // of all transfers
+    int32_t tile_tokens;
     int32_t tiles_in_flight;
   };
 
@@ -135,17 +138,23 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     std::optional<double> expected_seconds;
   };
 
+  using Prepared = std::unique_ptr<device::PreparedTile>;  // null: nothing but padding
+
   Transfer(const Env& env, Parts parts);
 
+  absl::Status CheckTile(const TileWork& work) const;
   static void RunTile(std::shared_ptr<Transfer> self, TileWork work, absl::Time queued);
   absl::Status MapTile(TileWork& work);
-  absl::Status MapGroups(const TileWork& work, int64_t pads, const device::PreparedTile* tile);
-  absl::Status PublishGroup(const TileWork& work, kv::LayerRange layers,
-                            const device::TileChecks& checks);
-  absl::Status CheckTile(const TileWork& work) const;
-  absl::Status Stop(const absl::Status& error);
+  absl::StatusOr<Prepared> PrepareTile(const TileWork& work, absl::Duration* busy);
+  absl::Status MapGroups(const TileWork& work, const Prepared& tile, absl::Duration* busy);
+  absl::StatusOr<device::TileChecks> MapGroup(const TileWork& work, const Prepared& tile,
+                                              kv::LayerRange layers);
+  absl::Status CheckGroup(const device::TileChecks& checks);
+  // Leading tokens of `range` that are padding.
+  int64_t Pads(kv::TokenRange range) const;
   void MarkDirty(const TileWork& work);
-  guard::Refusal MissingTokens() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Duration Since(absl::Time start) const { return env_.clock->Now() - start; }
+  std::optional<guard::Refusal> WhyIncomplete() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Env env_;
   const guard::TransferSpec spec_;

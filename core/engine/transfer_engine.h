@@ -2,11 +2,15 @@
 // here, before a byte is read or a buffer allocated.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <variant>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "core/base/clock.h"
 #include "core/base/worker_pool.h"
@@ -52,12 +56,22 @@ class TransferEngine {
   RateMeter& rates() { return rates_; }
 
  private:
+  // An estimate decides about a request only while it is this fresh: one that refuses everything
+  // would otherwise never be measured again.
+  static constexpr absl::Duration kRateLifetime = absl::Seconds(30);
+
   TransferEngine(const Options& options, const Deps& deps, std::shared_ptr<Admission> admission);
+
+  std::optional<double> ExpectedSeconds(const std::string& digest, int64_t tokens,
+                                        absl::Time now) const;
+  Claim ClaimOf(const guard::TransferSpec& spec, int64_t covered_tokens,
+                const device::ResidentMapper& mapper) const;
 
   const Options options_;
   const Deps deps_;
   const std::shared_ptr<Admission> admission_;
   RateMeter rates_;
+  std::atomic<int32_t> tiles_on_device_{0};
 };
 
 }  // namespace kvbridge::engine

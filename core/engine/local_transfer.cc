@@ -1,0 +1,100 @@
+#include "core/engine/local_transfer.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace kvbridge::engine {
+namespace {
+
+// Counts the tiles in flight and lets the caller wait for room, or for the last of them.
+class TileWindow {
+ public:
+  explicit TileWindow(int32_t size) : size_(size) {}
+
+  void Enter() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](TileWindow* w) ABSL_EXCLUSIVE_LOCKS_REQUIRED(w->mutex_) { return w->used_ < w->size_; },
+        this));
+    ++used_;
+  }
+  void Leave() {
+    absl::MutexLock lock(&mutex_);
+    --used_;
+  }
+  void AwaitEmpty() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](TileWindow* w) ABSL_EXCLUSIVE_LOCKS_REQUIRED(w->mutex_) { return w->used_ == 0; },
+        this));
+  }
+
+ private:
+  const int32_t size_;
+  absl::Mutex mutex_;
+  int32_t used_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// Submits every tile and returns, when the last worker has left, how far it came.
+int64_t SubmitAll(Transfer& transfer, int32_t tile_tokens, int32_t tiles_in_flight,
+                  const kv::KvView& source, const kv::KvView& target) {
+  TileWindow window(tiles_in_flight);
+  int64_t begin = 0;
+  while (begin < transfer.covered_tokens() && !transfer.cancelled()) {
+    const int64_t end = std::min(begin + tile_tokens, transfer.covered_tokens());
+    TileWork work;
+    work.tokens = {begin, end};
+    work.source = source;
+    work.source_begin = begin;
+    work.target = target;
+    work.target_begin = begin;
+    work.on_done = [&window](const absl::Status&) { window.Leave(); };
+    window.Enter();
+    if (absl::Status status = transfer.SubmitTile(std::move(work)); !status.ok()) {
+      window.Leave();
+      transfer.Cancel({guard::Outcome::kFallbackReprefill, guard::Reason::kShapeMismatch,
+                       std::string(status.message())});
+      break;
+    }
+    begin = end;
+  }
+  window.AwaitEmpty();
+  return begin;
+}
+
+}  // namespace
+
+Decision RunLocal(TransferEngine& engine, guard::TransferSpec spec,
+                  const guard::RoutePolicy& policy, ArtifactPin pin, const kv::KvView& source,
+                  const kv::KvView& target) {
+  spec.source_buffered = false;
+  spec.target_buffered = false;
+  auto begun = engine.Begin(std::move(spec), policy, std::move(pin));
+  if (auto* decision = std::get_if<Decision>(&begun)) return *std::move(decision);
+  Transfer& transfer = *std::get<std::shared_ptr<Transfer>>(begun);
+
+  const int64_t submitted =
+      SubmitAll(transfer, engine.tile_tokens(), engine.tiles_in_flight(), source, target);
+  const Decision decision = transfer.Finish().value();
+  if (decision.applied()) {
+    kv::KvView covered = target;
+    covered.tokens = decision.covered_tokens;
+    kv::ZeroTail(covered);
+    return decision;
+  }
+  for (int32_t layer = 0; layer < target.layers; ++layer) {
+    for (const kv::Component c : kv::kComponents) {
+      kv::ZeroRows(target, layer, c, {0, submitted});
+    }
+  }
+  return decision;
+}
+
+}  // namespace kvbridge::engine

@@ -1,0 +1,146 @@
+#include "core/engine/transfer_engine.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "core/base/status_macros.h"
+#include "core/base/units.h"
+#include "core/guard/pre_check.h"
+
+namespace kvbridge::engine {
+namespace {
+
+using guard::Outcome;
+using guard::Reason;
+using guard::Refusal;
+
+Refusal Fallback(Reason reason, std::string detail) {
+  return Refusal{Outcome::kFallbackReprefill, reason, std::move(detail)};
+}
+
+// Sizes come from a request: one that does not fit 64 bits becomes one that fits no limit.
+uint64_t Times(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  return base::CheckedMul(a, b, &product) ? product : std::numeric_limits<uint64_t>::max();
+}
+uint64_t Plus(uint64_t a, uint64_t b) {
+  uint64_t sum = 0;
+  return base::CheckedAdd(a, b, &sum) ? sum : std::numeric_limits<uint64_t>::max();
+}
+
+// The smallest stated bound on positions, 0 = none.
+int64_t MaxPosition(const guard::TransferSpec& spec, const mapper::Mapper& mapper) {
+  int64_t bound = 0;
+  for (const model::ModelSpec* m : {&spec.source, &spec.target, &mapper.source, &mapper.target}) {
+    const int64_t stated = m->rope.max_position;
+    if (stated > 0 && (bound == 0 || stated < bound)) bound = stated;
+  }
+  return bound;
+}
+
+absl::StatusOr<kv::Positions> MakePositions(const guard::TransferSpec& spec,
+                                            const mapper::Mapper& mapper) {
+  const int64_t bound = MaxPosition(spec, mapper);
+  return spec.position_list.empty()
+             ? kv::Positions::CreateRange(spec.position_start, spec.tokens, bound)
+             : kv::Positions::Create(spec.position_list, bound);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Create(const Options& options,
+                                                                       const Deps& deps) {
+  if (deps.pool == nullptr || deps.backend == nullptr || deps.clock == nullptr) {
+    return absl::InvalidArgumentError("engine: expected a pool, a backend and a clock");
+  }
+  if (options.tile_tokens < 16 || options.tile_tokens > 4096) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("engine.tile_tokens: expected 16 to 4096, got ", options.tile_tokens));
+  }
+  if (options.tiles_in_flight < 1 || options.tiles_in_flight > 64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("engine.tiles_in_flight: expected 1 to 64, got ", options.tiles_in_flight));
+  }
+  KVB_ASSIGN_OR_RETURN(std::shared_ptr<Admission> admission, Admission::Create(options.limits));
+  return std::unique_ptr<TransferEngine>(new TransferEngine(options, deps, std::move(admission)));
+}
+
+TransferEngine::TransferEngine(const Options& options, const Deps& deps,
+                               std::shared_ptr<Admission> admission)
+    : options_(options), deps_(deps), admission_(std::move(admission)) {}
+
+std::optional<double> TransferEngine::ExpectedSeconds(const std::string& digest, int64_t tokens,
+                                                      absl::Time now) const {
+  const std::optional<Rate> rate = rates_.Get(digest);
+  if (!rate.has_value() || now - rate->measured_at > kRateLifetime) return std::nullopt;
+  return rate->seconds_per_unit * static_cast<double>(tokens);
+}
+
+Claim TransferEngine::ClaimOf(const guard::TransferSpec& spec, int64_t covered_tokens,
+                              const device::ResidentMapper& mapper) const {
+  const uint64_t source_bytes = spec.source.geometry.token_bytes();
+  const uint64_t target_bytes = spec.target.geometry.token_bytes();
+  const int64_t tile = std::min<int64_t>(options_.tile_tokens, covered_tokens);
+  const int64_t tiles =
+      std::min<int64_t>(options_.tiles_in_flight, (covered_tokens + tile - 1) / tile);
+  const uint64_t buffered =
+      (spec.source_buffered ? source_bytes : 0) + (spec.target_buffered ? target_bytes : 0);
+  const uint64_t per_tile =
+      Plus(deps_.backend->WorkspaceBytes(mapper, tile), Times(tile, buffered));
+  return Claim{spec.tenant,
+               Plus(Times(spec.tokens, source_bytes), Times(covered_tokens, target_bytes)),
+               Plus(Times(tiles, per_tile), Times(spec.tokens, sizeof(int64_t)))};
+}
+
+std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
+    guard::TransferSpec spec, const guard::RoutePolicy& policy, ArtifactPin pin) {
+  const mapper::Mapper& mapper = pin.resident->mapper();
+  const absl::Time now = deps_.clock->Now();
+  const auto checked = guard::PreCheck(
+      spec, policy,
+      {mapper.source, mapper.target, pin.proven, admission_->limits().max_tokens, now});
+  if (const auto* no = std::get_if<Refusal>(&checked)) return Refused(*no, spec);
+  const auto& admissible = std::get<guard::Admissible>(checked);
+
+  const std::optional<absl::Duration> budget =
+      spec.max_latency.has_value() ? spec.max_latency : policy.max_latency;
+  const std::optional<double> expected =
+      ExpectedSeconds(mapper.digest, admissible.covered_tokens, now);
+  if (budget.has_value() && expected.has_value() && absl::Seconds(*expected) > *budget) {
+    return Refused(Fallback(Reason::kLatencyBudget,
+                            absl::StrCat("max_latency: expected at least ",
+                                         absl::FormatDuration(absl::Seconds(*expected)), ", got ",
+                                         absl::FormatDuration(*budget))),
+                   spec);
+  }
+
+  auto reserved = admission_->Reserve(ClaimOf(spec, admissible.covered_tokens, *pin.resident));
+  if (const auto* no = std::get_if<Refusal>(&reserved)) return Refused(*no, spec);
+
+  absl::StatusOr<kv::Positions> positions = MakePositions(spec, mapper);
+  if (!positions.ok()) {
+    return Refused(Fallback(Reason::kInvalidRequest, absl::StrCat("source_selection.positions: ",
+                                                                  positions.status().message())),
+                   spec);
+  }
+  if (positions->pads() >= admissible.covered_tokens) {
+    return Refused(Fallback(Reason::kNotWorthIt, "covered tokens: all of them are padding"), spec);
+  }
+  absl::StatusOr<std::string> salt = CacheSalt(mapper.digest, policy.salt, spec.hops + 1);
+  if (!salt.ok()) {
+    return Refused(Fallback(Reason::kInternal, std::string(salt.status().message())), spec);
+  }
+  const Transfer::Env env{
+      deps_.pool,           deps_.backend,           deps_.clock, &rates_, &tiles_on_device_,
+      options_.tile_tokens, options_.tiles_in_flight};
+  const absl::Time budget_end = now + budget.value_or(absl::InfiniteDuration());
+  return std::shared_ptr<Transfer>(
+      new Transfer(env, {std::move(spec), policy, admissible, std::move(pin),
+                         std::get<Reservation>(std::move(reserved)), *std::move(positions),
+                         *std::move(salt), budget_end, expected}));
+}
+
+}  // namespace kvbridge::engine
