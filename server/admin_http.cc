@@ -1,0 +1,107 @@
+#include "server/admin_http.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include <civetweb.h>
+
+namespace kvbridge::server {
+namespace {
+
+constexpr const char* kText = "text/plain; charset=utf-8";
+constexpr const char* kJson = "application/json";
+constexpr const char* kPrometheus = "text/plain; version=0.0.4; charset=utf-8";
+
+const char* Phrase(int code) {
+  switch (code) {
+    case 200:
+      return "OK";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    default:
+      return "Service Unavailable";
+  }
+}
+
+}  // namespace
+
+struct AdminHttp::Answer {
+  int code = 200;
+  const char* type = kText;
+  std::string body;
+};
+
+absl::StatusOr<std::unique_ptr<AdminHttp>> AdminHttp::Start(const std::string& host, int port,
+                                                            Sources sources) {
+  std::unique_ptr<AdminHttp> http(new AdminHttp(std::move(sources)));
+  const bool v6 = absl::StrContains(host, ":");
+  const std::string where = v6 ? absl::StrCat("[", host, "]:", port)
+                               : absl::StrCat(host == "localhost" ? "127.0.0.1" : host, ":", port);
+  // No document root: nothing is ever read from disk.
+  const char* options[] = {"listening_ports",
+                           where.c_str(),
+                           "num_threads",
+                           "4",
+                           "request_timeout_ms",
+                           "10000",
+                           "enable_keep_alive",
+                           "yes",
+                           "keep_alive_timeout_ms",
+                           "5000",
+                           nullptr};
+  mg_callbacks callbacks{};
+  callbacks.begin_request = &AdminHttp::Handle;
+  http->context_ = mg_start(&callbacks, http.get(), options);
+  mg_server_port bound{};
+  if (http->context_ == nullptr || mg_get_server_ports(http->context_, 1, &bound) != 1) {
+    return absl::UnavailableError(
+        absl::StrCat("listen.admin: expected an address to bind, got ", where));
+  }
+  http->port_ = bound.port;
+  return http;
+}
+
+AdminHttp::~AdminHttp() {
+  if (context_ != nullptr) mg_stop(context_);
+}
+
+AdminHttp::Answer AdminHttp::Route(absl::string_view path, bool from_loopback) const {
+  const auto verdict = [](const Verdict& v) {
+    return v.ok ? Answer{.body = "ok\n"} : Answer{.code = 503, .body = v.why + "\n"};
+  };
+  if (path == "/metrics") return {.type = kPrometheus, .body = sources_.metrics()};
+  if (path == "/livez") return verdict(sources_.live());
+  if (path == "/readyz") return verdict(sources_.ready());
+  if (path == "/version") return {.type = kJson, .body = sources_.version()};
+  if (path == "/configz") {
+    if (!from_loopback) return {.code = 403, .body = "/configz is served to loopback only\n"};
+    return {.type = kJson, .body = sources_.config()};
+  }
+  return {.code = 404, .body = "expected /metrics, /livez, /readyz, /version or /configz\n"};
+}
+
+int AdminHttp::Handle(mg_connection* connection) {
+  const mg_request_info& request = *mg_get_request_info(connection);
+  const auto* self = static_cast<const AdminHttp*>(request.user_data);
+  const absl::string_view method = request.request_method;
+  const absl::string_view peer = request.remote_addr;
+  const bool head = method == "HEAD";
+  Answer answer;
+  if (head || method == "GET") {
+    answer = self->Route(request.local_uri, absl::StartsWith(peer, "127.") || peer == "::1");
+  } else {
+    answer = {.code = 405, .body = "expected GET or HEAD\n"};
+  }
+  mg_printf(connection,
+            "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
+            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n%s\r\n",
+            answer.code, Phrase(answer.code), answer.type, answer.body.size(),
+            answer.code == 405 ? "Allow: GET, HEAD\r\n" : "");
+  if (!head) mg_write(connection, answer.body.data(), answer.body.size());
+  return answer.code;
+}
+
+}  // namespace kvbridge::server

@@ -1,0 +1,94 @@
+#include "server/admin_http.h"
+
+#include "absl/strings/str_cat.h"
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvbridge::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// One endpoint for all tests: civetweb takes two seconds to stop.
+class AdminHttpTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto http = AdminHttp::Start("127.0.0.1", 0,
+                                 {.metrics = [] { return "a_metric 1\n"; },
+                                  .live = [] { return live_; },
+                                  .ready = [] { return ready_; },
+                                  .version = [] { return "{\"version\":\"0.1.0\"}"; },
+                                  .config = [] { return "{}"; }});
+    ASSERT_TRUE(http.ok()) << http.status();
+    http_ = *std::move(http);
+  }
+  static void TearDownTestSuite() { http_.reset(); }
+
+  std::string Ask(const std::string& request_line) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_port = htons(static_cast<uint16_t>(http_->port()));
+    inet_pton(AF_INET, "127.0.0.1", &name.sin_addr);
+    EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
+    const std::string request =
+        absl::StrCat(request_line, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    EXPECT_EQ(write(fd, request.data(), request.size()), ssize_t(request.size()));
+    std::string answer;
+    char buffer[4096];
+    for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;) answer.append(buffer, n);
+    close(fd);
+    return answer;
+  }
+
+  static inline Verdict live_, ready_;
+  static inline std::unique_ptr<AdminHttp> http_;
+};
+
+TEST_F(AdminHttpTest, ServesMetricsInPrometheusFormat) {
+  const std::string answer = Ask("GET /metrics");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(answer, HasSubstr("text/plain; version=0.0.4"));
+  EXPECT_THAT(answer, HasSubstr("\r\n\r\na_metric 1\n"));
+}
+
+TEST_F(AdminHttpTest, NotReadyIs503AndSaysWhy) {
+  EXPECT_THAT(Ask("GET /readyz"), StartsWith("HTTP/1.1 200 "));
+  ready_ = {false, "draining"};
+  const std::string answer = Ask("GET /readyz");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 503 "));
+  EXPECT_THAT(answer, HasSubstr("\r\n\r\ndraining\n"));
+  EXPECT_THAT(Ask("GET /livez"), StartsWith("HTTP/1.1 200 "));
+}
+
+TEST_F(AdminHttpTest, ServesVersionAndConfigurationAsJson) {
+  EXPECT_THAT(Ask("GET /version"), HasSubstr("\r\n\r\n{\"version\":\"0.1.0\"}"));
+  EXPECT_THAT(Ask("GET /configz"), HasSubstr("application/json"));
+}
+
+TEST_F(AdminHttpTest, OtherPathsAre404AndOtherMethods405) {
+  EXPECT_THAT(Ask("GET /"), StartsWith("HTTP/1.1 404 "));
+  EXPECT_THAT(Ask("GET /../../etc/passwd"), ::testing::Not(HasSubstr("root:")));
+  const std::string answer = Ask("POST /metrics");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 405 "));
+  EXPECT_THAT(answer, HasSubstr("Allow: GET, HEAD\r\n"));
+}
+
+TEST_F(AdminHttpTest, HeadHasNoBody) {
+  const std::string answer = Ask("HEAD /metrics");
+  EXPECT_THAT(answer, HasSubstr("Content-Length: 11\r\n"));
+  EXPECT_THAT(answer, ::testing::EndsWith("\r\n\r\n"));
+}
+
+TEST_F(AdminHttpTest, AnAddressInUseIsAnError) {
+  const auto second = AdminHttp::Start("127.0.0.1", http_->port(), {});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace kvbridge::server
