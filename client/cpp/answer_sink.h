@@ -1,0 +1,56 @@
+// Takes the chunks of an answer into the target cache and proves that the answer is whole: every
+// layer, component and token of the covered range, exactly once, each with its right checksum.
+//
+// Thread contract: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "client/cpp/cache_view.h"
+#include "proto/kvbridge/v1/chunk_codec.h"
+
+namespace kvbridge::client {
+
+class AnswerSink {
+ public:
+  // `view` passed Validate and is borrowed.
+  explicit AnswerSink(const TargetView& view);
+
+  // Tokens [0, covered_tokens) may be written from now on; OUT_OF_RANGE when the view has fewer.
+  absl::Status Open(int64_t covered_tokens);
+
+  // Writes one chunk. On any error nothing of it was written.
+  //   INVALID_ARGUMENT  a range outside the view or the covered tokens; bytes that don't fill it
+  //   ALREADY_EXISTS    some of it came before
+  //   DATA_LOSS         its checksum is wrong
+  absl::Status Take(const wire::ReceivedChunk& chunk);
+
+  // DATA_LOSS naming the first layer, component and token of [0, covered_tokens) that never came,
+  // or one beyond it that did.
+  absl::Status CheckComplete(int64_t covered_tokens) const;
+
+  // Zeroes all that Take has written and forgets it.
+  void ZeroWritten();
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  struct Range {
+    int64_t begin;
+    int64_t end;
+  };
+  // Sorted, apart: one range per plane as long as tokens come in order.
+  using Ranges = std::vector<Range>;
+
+  absl::Status CheckRanges(const wire::ReceivedChunk& chunk) const;
+
+  const TargetView& view_;
+  int64_t open_tokens_ = 0;
+  std::vector<Ranges> written_;  // [layers * 2], as TargetView::planes
+  int64_t bytes_ = 0;
+};
+
+}  // namespace kvbridge::client

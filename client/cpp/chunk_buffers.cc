@@ -1,0 +1,24 @@
+#include "client/cpp/chunk_buffers.h"
+
+#include <utility>
+
+namespace kvbridge::client {
+
+ChunkBuffers::Buffer ChunkBuffers::Acquire() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!idle_.empty()) {
+      Buffer buffer = std::move(idle_.back());
+      idle_.pop_back();
+      return buffer;
+    }
+  }
+  return std::make_unique_for_overwrite<std::byte[]>(buffer_bytes_);
+}
+
+void ChunkBuffers::Release(Buffer buffer) {
+  absl::MutexLock lock(&mutex_);
+  if (idle_.size() < max_idle_) idle_.push_back(std::move(buffer));
+}
+
+}  // namespace kvbridge::client

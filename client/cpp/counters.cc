@@ -1,0 +1,38 @@
+#include "client/cpp/counters.h"
+
+#include <algorithm>
+
+#include "client/cpp/router_words.h"
+
+namespace kvbridge::client {
+
+Counters::Counters() {
+  absl::MutexLock lock(&mutex_);
+  for (const char* outcome :
+       {"applied", "fallback_reprefill", "unsupported", "error", "cancelled"}) {
+    counts_.requests[outcome] = 0;
+  }
+}
+
+void Counters::CountResult(const TransferResult& result) {
+  absl::MutexLock lock(&mutex_);
+  ++counts_.requests[std::string(ToRouterStatus(result.outcome))];
+  if (result.outcome == v1::OUTCOME_FALLBACK_REPREFILL) ++counts_.fallbacks[result.reason];
+  counts_.duration_seconds_sum += absl::ToDoubleSeconds(result.timings.total);
+  ++counts_.duration_seconds_count;
+  counts_.retries += static_cast<uint64_t>(std::max(0, result.attempts - 1));
+}
+
+void Counters::CountOther(absl::string_view outcome, absl::Duration elapsed) {
+  absl::MutexLock lock(&mutex_);
+  ++counts_.requests[std::string(outcome)];
+  counts_.duration_seconds_sum += absl::ToDoubleSeconds(elapsed);
+  ++counts_.duration_seconds_count;
+}
+
+CountersSnapshot Counters::Snapshot() const {
+  absl::MutexLock lock(&mutex_);
+  return counts_;
+}
+
+}  // namespace kvbridge::client
