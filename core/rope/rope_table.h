@@ -15,7 +15,7 @@
 
 namespace kvbridge::rope {
 
-// Immutable after construction; any thread may read. Costs 6 * rotary_dim bytes and rotary_dim / 2
+// Immutable after construction; any thread may read. Costs 8 * rotary_dim bytes and rotary_dim / 2
 // sine-cosine pairs per token; one table serves every layer and head that shares `params`.
 class RopeTable {
  public:
@@ -31,7 +31,7 @@ class RopeTable {
   const int64_t tokens_;
   const int32_t half_;
   const Pairing pairing_;
-  std::vector<float> values_;  // [tokens][cos, sin, strip_scale][half]
+  std::vector<float> values_;  // [tokens][cos, sin, strip_cos, strip_sin][half]
 };
 
 }  // namespace kvbridge::rope

@@ -1,6 +1,7 @@
 // Rotation and its inverse on rows of floats.
 #include "core/rope/rope_row.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <string>
