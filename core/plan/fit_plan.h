@@ -18,7 +18,7 @@ struct FitPlanInput {
   model::KvGeometry target;
   std::string source_tokenizer;  // compared for equality only
   std::string target_tokenizer;
-  int32_t top_k = 8;  // source layers per target layer; more than there are means all
+  int32_t top_k = 4;  // source layers per target layer; more than there are means all
   double ridge_alpha = 0.01;
   bool require_matched_kv = true;  // refuse differing head counts and dimensions
   int32_t accumulator_bytes = 8;   // 8 = float64, 4 = float32
