@@ -53,6 +53,11 @@ absl::Status Unsupported(const std::string& field, absl::string_view got,
                                                got.substr(0, 64), " (", meaning, ")"));
 }
 
+// Safe to cut anywhere.
+std::string AsciiDump(const Json& value) {
+  return value.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/true);
+}
+
 bool IsActive(const Json& value) {
   if (value.is_boolean()) return value.get<bool>();
   if (value.is_number()) return value.get<double>() != 0;
@@ -63,7 +68,7 @@ absl::Status RefuseMarkers(const HfFields& config) {
   for (const Marker& marker : kMarkers) {
     const Json* value = config.Find(marker.field);
     if (value != nullptr && IsActive(*value)) {
-      return Unsupported(config.PathOf(marker.field), value->dump(), marker.meaning);
+      return Unsupported(config.PathOf(marker.field), AsciiDump(*value), marker.meaning);
     }
   }
   return absl::OkStatus();
@@ -76,7 +81,7 @@ absl::Status RefuseLayerTypes(const HfFields& config, int32_t layers) {
   for (size_t i = 0; i < types->size(); ++i) {
     if ((*types)[i] != "full_attention") {
       return Unsupported(absl::StrCat(config.PathOf("layer_types"), "[", i, "]"),
-                         (*types)[i].dump(), "one cache layout for all layers is required");
+                         AsciiDump((*types)[i]), "one cache layout for all layers is required");
     }
   }
   if (types->size() != static_cast<size_t>(layers)) {

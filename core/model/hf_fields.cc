@@ -1,5 +1,6 @@
 #include "core/model/hf_fields.h"
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "core/base/status_macros.h"
@@ -16,6 +17,8 @@ absl::StatusOr<std::optional<T>> Optional(const base::Json* found, Get get) {
 }
 
 }  // namespace
+
+std::string Shown(absl::string_view text) { return absl::CEscape(text.substr(0, 64)); }
 
 const base::Json* HfFields::Find(absl::string_view key) const {
   const auto it = object_.find(std::string(key));

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -11,6 +12,9 @@
 #include "core/base/strict_json.h"
 
 namespace kvbridge::model {
+
+// At most 64 bytes of a string from outside, printable ASCII: safe to cut and to put in a message.
+std::string Shown(absl::string_view text);
 
 // Borrows the object. Errors are INVALID_ARGUMENT naming path and field.
 class HfFields {

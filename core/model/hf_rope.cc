@@ -71,7 +71,7 @@ absl::Status RefuseUnknownMembers(const HfFields& settings) {
     if (std::find(std::begin(kKnownMembers), std::end(kKnownMembers), key) ==
         std::end(kKnownMembers)) {
       return absl::UnimplementedError(
-          absl::StrCat(settings.PathOf(key.substr(0, 64)), ": its effect on keys is not known"));
+          absl::StrCat(settings.PathOf(Shown(key)), ": its effect on keys is not known"));
     }
   }
   return absl::OkStatus();
@@ -82,8 +82,9 @@ absl::StatusOr<std::string> RopeType(const HfFields& settings) {
   KVB_ASSIGN_OR_RETURN(auto type, settings.String("rope_type"));
   KVB_ASSIGN_OR_RETURN(const auto older, settings.String("type"));
   if (type && older && *type != *older) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        settings.PathOf("type"), ": expected the same as rope_type = ", *type, ", got ", *older));
+    return absl::InvalidArgumentError(
+        absl::StrCat(settings.PathOf("type"), ": expected the same as rope_type = ", Shown(*type),
+                     ", got ", Shown(*older)));
   }
   if (!type) type = older;
   if (!type) return std::string("default");
@@ -225,8 +226,9 @@ absl::StatusOr<rope::RopeScaling> Scaling(const HfFields& config, const HfFields
   // Phi-3's first releases called their longrope "yarn": the lists tell.
   for (const char* list : {"short_factor", "long_factor"}) {
     if (type != "longrope" && settings.Find(list) != nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          settings.PathOf(list), ": expected with rope_type longrope only, got rope_type ", type));
+      return absl::InvalidArgumentError(
+          absl::StrCat(settings.PathOf(list),
+                       ": expected with rope_type longrope only, got rope_type ", Shown(type)));
     }
   }
   if (type == "default") return rope::DefaultScaling{};
@@ -239,7 +241,7 @@ absl::StatusOr<rope::RopeScaling> Scaling(const HfFields& config, const HfFields
   }
   return absl::UnimplementedError(absl::StrCat(
       settings.PathOf(settings.Find("rope_type") ? "rope_type" : "type"),
-      ": expected default, linear, llama3, yarn or longrope, got ", type.substr(0, 64),
+      ": expected default, linear, llama3, yarn or longrope, got ", Shown(type),
       type == "dynamic" ? " (its base depends on the sequence length when each key was written)"
                         : ""));
 }
@@ -264,7 +266,7 @@ absl::StatusOr<RopeSpec> RopeFromHfConfig(const HfFields& config, const HfFamily
     return absl::InvalidArgumentError(absl::StrCat(
         config.PathOf("model_type"),
         ": expected a known model type or an explicit pairing (half or interleaved), got ",
-        config.Find("model_type")->dump().substr(0, 64)));
+        Shown(config.Find("model_type")->get_ref<const std::string&>())));
   }
   KVB_ASSIGN_OR_RETURN(const HfFields settings, FindSettings(config));
   KVB_RETURN_IF_ERROR(RefuseUnknownMembers(settings));

@@ -499,6 +499,15 @@ TEST(HfConfigTest, NumbersOutOfRangeAreRefused) {
                 "config.json.rope_scaling.factor", "got 0");
 }
 
+TEST(HfConfigTest, StringsFromTheConfigAreShownShortAndPrintable) {
+  const auto spec =
+      SpecFromHfConfig(With("{\"model_type\": \"a\\n" + std::string(4096, 'x') + "\"}").dump());
+  EXPECT_EQ(std::string(spec.status().message()),
+            "config.json.model_type: expected a known model type or an explicit pairing (half or "
+            "interleaved), got a\\n" +
+                std::string(62, 'x'));
+}
+
 // --- Golden configs -----------------------------------------------------------------------------
 
 struct GoldenCase {
