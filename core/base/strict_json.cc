@@ -1,6 +1,6 @@
 #include "core/base/strict_json.h"
 
-#include <charconv>
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <vector>
@@ -10,6 +10,13 @@
 
 namespace kvbridge::base {
 namespace {
+
+// What an error message quotes of a text: short, and never half a UTF-8 character.
+absl::string_view Excerpt(absl::string_view text) {
+  size_t end = std::min<size_t>(text.size(), 64);
+  while (end < text.size() && end > 0 && (text[end] & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
 
 // Refuses during the parse what a DOM can no longer show: duplicate keys, depth, infinite numbers.
 class StrictBuilder final : public nlohmann::json_sax<Json> {
@@ -41,8 +48,7 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   }
   bool key(string_t& value) override {
     if (!keys_.back().insert(value).second) {
-      return Refuse(
-          absl::StrFormat("the key \"%s\" appears twice in one object", value.substr(0, 64)));
+      return Refuse(absl::StrFormat("the key \"%s\" appears twice in one object", Excerpt(value)));
     }
     return dom_.key(value);
   }
@@ -74,7 +80,7 @@ std::string TypeName(const Json& value) {
   if (value.is_number_float()) return absl::StrCat("the number ", value.dump());
   if (value.is_number()) return absl::StrCat("the integer ", value.dump());
   if (value.is_string())
-    return absl::StrCat("the string \"", value.get_ref<const std::string&>().substr(0, 64), "\"");
+    return absl::StrCat("the string \"", Excerpt(value.get_ref<const std::string&>()), "\"");
   if (value.is_boolean()) return value.get<bool>() ? "true" : "false";
   return std::string(value.type_name());
 }
@@ -185,7 +191,7 @@ absl::Status RefuseUnknownKeys(const Json& object, std::initializer_list<absl::s
     for (absl::string_view name : known) found = found || absl::string_view(item.key()) == name;
     if (!found) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ".", item.key().substr(0, 64), ": unknown key"));
+          absl::StrCat(path, ".", Excerpt(item.key()), ": unknown key"));
     }
   }
   return absl::OkStatus();

@@ -43,6 +43,13 @@ TEST(ParseStrictJson, DepthAndSizeAreBounded) {
   EXPECT_THAT(ErrorOf("[1,2,3]", {.max_bytes = 3}), HasSubstr("expected at most 3 bytes, got 7"));
 }
 
+TEST(TypedAccess, QuotesNoHalfCharacters) {
+  Json object;
+  object["s"] = std::string(63, 'x') + "\u00e9\u00e9";
+  const std::string message(GetInt(object, "s", "m", 0, 9).status().message());
+  EXPECT_THAT(message, HasSubstr("\"" + std::string(63, 'x') + "\""));
+}
+
 TEST(CanonicalJson, SortsKeysAndEscapesLikePythonsJson) {
   auto parsed = ParseStrictJson("{\"b\": 1, \"a\": \"\u00e9\\n\", \"c\": [true, null]}", "x.json");
   ASSERT_TRUE(parsed.ok());
