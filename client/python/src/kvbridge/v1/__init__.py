@@ -1,0 +1,1 @@
+"""Generated messages and stubs of proto/kvbridge/v1; see generate_protos.sh."""

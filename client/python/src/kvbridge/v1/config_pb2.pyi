@@ -1,0 +1,128 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from kvbridge.v1 import transfer_pb2 as _transfer_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Config(_message.Message):
+    __slots__ = ["drain", "engine", "limits", "listen", "log", "metrics", "routes"]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    drain: DrainConfig
+    engine: EngineConfig
+    limits: LimitsConfig
+    listen: ListenConfig
+    log: LogConfig
+    metrics: MetricsConfig
+    routes: _containers.RepeatedCompositeFieldContainer[RouteConfig]
+    def __init__(self, listen: _Optional[_Union[ListenConfig, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., limits: _Optional[_Union[LimitsConfig, _Mapping]] = ..., routes: _Optional[_Iterable[_Union[RouteConfig, _Mapping]]] = ..., drain: _Optional[_Union[DrainConfig, _Mapping]] = ..., log: _Optional[_Union[LogConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
+
+class DrainConfig(_message.Message):
+    __slots__ = ["deadline", "delay"]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    DELAY_FIELD_NUMBER: _ClassVar[int]
+    deadline: _duration_pb2.Duration
+    delay: _duration_pb2.Duration
+    def __init__(self, delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class EngineConfig(_message.Message):
+    __slots__ = ["isa", "threads", "tile_tokens"]
+    ISA_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    TILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    isa: str
+    threads: int
+    tile_tokens: int
+    def __init__(self, threads: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., isa: _Optional[str] = ...) -> None: ...
+
+class LimitsConfig(_message.Message):
+    __slots__ = ["max_inflight_bytes", "max_inflight_transfers", "max_request_bytes", "max_tenant_bytes", "max_tokens", "tiles_in_flight"]
+    MAX_INFLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_INFLIGHT_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TENANT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TILES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    max_inflight_bytes: int
+    max_inflight_transfers: int
+    max_request_bytes: int
+    max_tenant_bytes: int
+    max_tokens: int
+    tiles_in_flight: int
+    def __init__(self, max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_inflight_bytes: _Optional[int] = ..., max_inflight_transfers: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ..., tiles_in_flight: _Optional[int] = ...) -> None: ...
+
+class ListenConfig(_message.Message):
+    __slots__ = ["admin", "allow_plaintext_off_host", "grpc", "reflection"]
+    ADMIN_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_PLAINTEXT_OFF_HOST_FIELD_NUMBER: _ClassVar[int]
+    GRPC_FIELD_NUMBER: _ClassVar[int]
+    REFLECTION_FIELD_NUMBER: _ClassVar[int]
+    admin: str
+    allow_plaintext_off_host: bool
+    grpc: _containers.RepeatedScalarFieldContainer[str]
+    reflection: bool
+    def __init__(self, grpc: _Optional[_Iterable[str]] = ..., admin: _Optional[str] = ..., reflection: bool = ..., allow_plaintext_off_host: bool = ...) -> None: ...
+
+class LogConfig(_message.Message):
+    __slots__ = ["format", "level"]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    format: str
+    level: str
+    def __init__(self, level: _Optional[str] = ..., format: _Optional[str] = ...) -> None: ...
+
+class MetricsConfig(_message.Message):
+    __slots__ = ["latency_buckets"]
+    LATENCY_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    latency_buckets: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, latency_buckets: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PolicyConfig(_message.Message):
+    __slots__ = ["max_abs", "max_covered_tokens", "max_hops", "max_latency", "min_covered_tokens", "native_tail", "salt", "shadow_rate"]
+    MAX_ABS_FIELD_NUMBER: _ClassVar[int]
+    MAX_COVERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_HOPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    MIN_COVERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NATIVE_TAIL_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_RATE_FIELD_NUMBER: _ClassVar[int]
+    max_abs: float
+    max_covered_tokens: int
+    max_hops: int
+    max_latency: _duration_pb2.Duration
+    min_covered_tokens: int
+    native_tail: int
+    salt: str
+    shadow_rate: float
+    def __init__(self, max_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., max_abs: _Optional[float] = ..., max_covered_tokens: _Optional[int] = ..., min_covered_tokens: _Optional[int] = ..., native_tail: _Optional[int] = ..., max_hops: _Optional[int] = ..., shadow_rate: _Optional[float] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class RouteConfig(_message.Message):
+    __slots__ = ["allow_unproven", "artifact", "canary_share", "name", "policy", "precision", "source_config", "stage", "target_config"]
+    ALLOW_UNPROVEN_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_FIELD_NUMBER: _ClassVar[int]
+    CANARY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    allow_unproven: bool
+    artifact: str
+    canary_share: float
+    name: str
+    policy: PolicyConfig
+    precision: str
+    source_config: str
+    stage: _transfer_pb2.RouteStage
+    target_config: str
+    def __init__(self, name: _Optional[str] = ..., artifact: _Optional[str] = ..., stage: _Optional[_Union[_transfer_pb2.RouteStage, str]] = ..., canary_share: _Optional[float] = ..., source_config: _Optional[str] = ..., target_config: _Optional[str] = ..., allow_unproven: bool = ..., policy: _Optional[_Union[PolicyConfig, _Mapping]] = ..., precision: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,74 @@
+"""What the suite stands on: the family's real models, a reference map of the prototype's artifact, and servers.
+
+Environment: KVBRIDGED and KVBRIDGE_CLI are paths of the built binaries; without them the tests marked `server`
+and `cli` skip (tests/run.sh always sets them). KVBRIDGE_TRANSFORMERS4 is a folder with transformers 4 in it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "client/python/src"), str(Path(__file__).parent)]
+
+from fake_server import FakeServer, Faults, ReferenceMap  # noqa: E402
+from kvbridge import Client, model_spec  # noqa: E402
+from kvbridge.arrays import float32_to_bf16  # noqa: E402
+
+FAMILY = ROOT / "tests/data/family"
+GOLDEN = ROOT / "tests/data/golden"
+ARTIFACT = FAMILY / "artifacts/prototype-small-to-large-k4-bf16"
+TOKENIZER = "508966b00e03456eaad68b543844e14639b51308c9830d950a024203d2c16e98"
+
+
+def family_spec(member: str, element_type: str = "f32"):
+    """Spec of "small" or "large" as the prototype's artifact states it."""
+    return model_spec(
+        FAMILY / member,
+        model_id=f"kvbridge-family/{member}",
+        revision="1",
+        tokenizer_sha256=TOKENIZER,
+        element_type=element_type,
+    )
+
+
+def random_cache(tokens: int, element_type: str = "f32", seed: int = 0):
+    """Keys and values of the small model's geometry."""
+    rng = np.random.default_rng(seed)
+    parts = rng.standard_normal((2, 4, 2, tokens, 64), dtype=np.float32)
+    return tuple(float32_to_bf16(p) if element_type == "bf16" else p for p in parts)
+
+
+def binary(variable: str) -> str:
+    """Path of a built binary; skips the test when the environment names none."""
+    path = os.environ.get(variable)
+    if not path:
+        pytest.skip(f"{variable} is not set")
+    return path
+
+
+@pytest.fixture(scope="session")
+def reference() -> ReferenceMap:
+    return ReferenceMap.load(ARTIFACT, family_spec("small"), family_spec("large"))
+
+
+@pytest.fixture
+def serve(reference):
+    """Starts fake servers: serve(Faults(...)) -> (client, server). Client options go by keyword."""
+    running = []
+
+    def start(faults: Faults | None = None, **options):
+        server = FakeServer(reference, faults=faults or Faults())
+        server.__enter__()
+        client = Client(server.address, **options)
+        running.extend([client, server])
+        return client, server
+
+    yield start
+    for item in running:
+        item.__exit__(None, None, None)

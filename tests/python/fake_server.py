@@ -1,0 +1,258 @@
+"""A small kvbridged in Python: the Transfer contract over a float32 map of a Python KVBridge artifact.
+
+It is the tests' oracle for the map and their stand-in for a server that misbehaves on purpose (see `Faults`).
+Slow, single-tile, and no judge of quality: no policy but the reasons that tests ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import crc32c
+import grpc
+import numpy as np
+from kvbridge.arrays import bf16_to_float32, float32_to_bf16, storage_dtype
+from kvbridge.cache_file import read_safetensors
+from kvbridge.v1 import plan_pb2, transfer_pb2, transfer_pb2_grpc, types_pb2
+
+KEY, VALUE = types_pb2.COMPONENT_KEY, types_pb2.COMPONENT_VALUE
+
+
+def as_float32(array: np.ndarray) -> np.ndarray:
+    """A stored tensor or cache as float32; bf16 comes as uint16 bits."""
+    return bf16_to_float32(array) if array.dtype == np.uint16 else np.asarray(array, np.float32)
+
+
+def rotate(keys: np.ndarray, positions: np.ndarray, rope, sign: float) -> np.ndarray:
+    """a R(position) or, with sign -1, its inverse, on the first rotary_dim dimensions of [heads, tokens, dim]."""
+    angle = np.outer(positions, np.asarray(rope.inv_freq)) * sign
+    scale = (rope.attention_factor or 1.0) ** sign
+    cos, sin = (scale * f(angle).astype(np.float32) for f in (np.cos, np.sin))
+    half, dim = len(rope.inv_freq), rope.rotary_dim
+    first, second = (
+        (slice(0, half), slice(half, dim))
+        if rope.pairing == types_pb2.PAIRING_HALF
+        else (slice(0, dim, 2), slice(1, dim, 2))
+    )
+    out = keys.copy()
+    out[..., first] = keys[..., first] * cos - keys[..., second] * sin
+    out[..., second] = keys[..., second] * cos + keys[..., first] * sin
+    return out
+
+
+@dataclass
+class ReferenceMap:
+    """A Python KVBridge artifact (schema 1) in float32, with the two ropes that it does not carry."""
+
+    source: types_pb2.ModelSpec
+    target: types_pb2.ModelSpec
+    selected: list[list[int]]
+    tensors: dict[str, np.ndarray]
+    gamma: list[np.ndarray] | None = None  # key renormalisation: the target's k_norm weights by layer
+    eps: float = 1e-6
+
+    @classmethod
+    def load(cls, folder: Path, source, target, gamma=None) -> ReferenceMap:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        raw, _ = read_safetensors(folder / "mapper.safetensors")
+        tensors = {name: as_float32(np.array(tensor)) for name, tensor in raw.items()}
+        return cls(source, target, manifest["selected_layers"], tensors, gamma)
+
+    def __call__(self, keys, values, positions) -> tuple[np.ndarray, np.ndarray]:
+        """[layers, heads, tokens, dim] float32, keys rotated, to the target's."""
+        stripped = np.stack([
+            rotate(k, positions, self.source.rope.params, -1.0) for k in as_float32(np.asarray(keys))
+        ])
+        values = as_float32(np.asarray(values))
+        out_keys, out_values = [], []
+        for layer, sources in enumerate(self.selected):
+            key = self._project(stripped, sources, layer, "key")
+            if self.gamma is not None:
+                unscaled = key / self.gamma[layer]
+                key = key / np.sqrt(np.mean(unscaled**2, -1, keepdims=True) + self.eps)
+            out_keys.append(rotate(key, positions, self.target.rope.params, 1.0))
+            out_values.append(self._project(values, sources, layer, "value"))
+        return np.stack(out_keys), np.stack(out_values)
+
+    def _project(self, cache, sources, layer, part) -> np.ndarray:
+        features = np.concatenate(
+            [cache[s].transpose(1, 0, 2).reshape(cache.shape[2], -1) for s in sources], axis=1
+        )
+        weight, bias = self.tensors[f"{part}_weight.{layer}"], self.tensors[f"{part}_bias.{layer}"]
+        return np.einsum("nf,hfd->hnd", features, weight, optimize=True) + bias[:, None]
+
+
+@dataclass
+class Faults:
+    """What the server does wrong, or refuses."""
+
+    decide: tuple[int, int, int, str] | None = None  # outcome, reason, class, detail: without mapping
+    abort: grpc.StatusCode | None = None
+    flip_answer_byte: bool = False  # after the checksum was taken
+    omit_last_chunk: bool = False
+    repeat_chunk: bool = False
+    no_decision: bool = False
+    hang: threading.Event | None = None  # wait for it after Accepted
+
+
+@dataclass
+class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
+    """Serves one route. Use as a context manager; `address` is then dialled."""
+
+    mapper: ReferenceMap
+    route: str = "pair"
+    faults: Faults = field(default_factory=Faults)
+    headers: list[transfer_pb2.TransferHeader] = field(default_factory=list)
+    address: str = ""
+
+    def __enter__(self) -> FakeServer:
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        transfer_pb2_grpc.add_KvBridgeServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._server.stop(0).wait()
+
+    def Health(self, request, context):  # noqa: N802
+        health = transfer_pb2.RouteHealth(route=self.route, serving=True)
+        return transfer_pb2.HealthResponse(state=transfer_pb2.SERVER_STATE_READY, routes=[health])
+
+    def GetCapabilities(self, request, context):  # noqa: N802
+        info = transfer_pb2.RouteInfo(
+            route=self.route, source=self.mapper.source, target=self.mapper.target
+        )
+        return transfer_pb2.GetCapabilitiesResponse(version="fake", routes=[info])
+
+    def Plan(self, request, context):  # noqa: N802
+        covered = request.prompt_tokens - max(1, request.native_tail)
+        return plan_pb2.PlanResponse(worth_it=covered > 0, covered_tokens=covered)
+
+    def Transfer(self, requests, context):  # noqa: N802
+        header = next(requests).header
+        self.headers.append(header)
+        if self.faults.abort is not None:
+            context.abort(self.faults.abort, "asked for")
+        selection, limits = header.source_selection, header.limits
+        prompt = header.prompt_tokens or selection.tokens
+        covered = min(selection.tokens, prompt - max(1, limits.native_tail))
+        if limits.max_covered_tokens:
+            covered = min(covered, limits.max_covered_tokens)
+        refusal = self.faults.decide or _refusal(header, self.mapper, covered)
+        if refusal is not None:
+            yield _completed(*refusal)
+            return
+        yield transfer_pb2.TransferEvent(
+            accepted=transfer_pb2.TransferAccepted(covered_tokens=covered, tile_tokens=256)
+        )
+        if self.faults.hang is not None:
+            self.faults.hang.wait()
+            return
+        source = _collect(requests, header.source.geometry, selection.tokens)
+        positions = np.asarray(selection.positions.list or range(selection.tokens))[:covered]
+        keys, values = self.mapper(*(part[:, :, :covered] for part in source), positions)
+        pads = int(np.sum(positions < 0))
+        keys[:, :, :pads], values[:, :, :pads] = 0, 0
+        if not (np.isfinite(keys).all() and np.isfinite(values).all()):
+            yield _completed(
+                types_pb2.OUTCOME_FALLBACK_REPREFILL,
+                types_pb2.REASON_NON_FINITE,
+                types_pb2.REASON_CLASS_QUALITY,
+                "mapped cache: not finite",
+            )
+            return
+        yield from self._answer(header, keys, values)
+        if not self.faults.no_decision:
+            decision = transfer_pb2.Decision(
+                outcome=types_pb2.OUTCOME_APPLIED,
+                covered_tokens=covered,
+                hops=header.hops + 1,
+                approximate=True,
+                salt="salt",
+                artifact_digest="0" * 64,
+                route=self.route,
+                token_ids_sha256=selection.token_ids_sha256,
+            )
+            yield transfer_pb2.TransferEvent(
+                completed=transfer_pb2.TransferCompleted(decision=decision)
+            )
+
+    def _answer(self, header, keys, values):
+        kind = header.target.geometry.element_type
+        chunks = []
+        for component, part in ((KEY, keys), (VALUE, values)):
+            dense = part.transpose(0, 2, 1, 3)
+            bits = float32_to_bf16(dense) if kind == types_pb2.ELEMENT_TYPE_BF16 else dense
+            for layer in range(len(bits)):
+                data = np.ascontiguousarray(bits[layer], storage_dtype(kind)).tobytes()
+                chunk = transfer_pb2.TransferChunk(
+                    layer_begin=layer,
+                    layer_end=layer + 1,
+                    component=component,
+                    token_end=bits.shape[1],
+                    crc32c=crc32c.crc32c(data),
+                    data=data,
+                )
+                chunks.append(chunk)
+        if self.faults.flip_answer_byte:
+            chunks[0].data = bytes([chunks[0].data[0] ^ 1]) + chunks[0].data[1:]
+        if self.faults.omit_last_chunk:
+            chunks.pop()
+        if self.faults.repeat_chunk:
+            chunks.append(chunks[0])
+        for chunk in chunks:
+            yield transfer_pb2.TransferEvent(chunk=chunk)
+
+
+def _refusal(header, mapper: ReferenceMap, covered: int):
+    """The few checks that tests rely on."""
+    if header.source.identity != mapper.source.identity:
+        return (
+            types_pb2.OUTCOME_UNSUPPORTED,
+            types_pb2.REASON_INCOMPATIBLE_MODEL,
+            types_pb2.REASON_CLASS_CLIENT,
+            "source.identity differs",
+        )
+    if header.limits.HasField("max_latency") and header.limits.max_latency.ToNanoseconds() == 0:
+        return (
+            types_pb2.OUTCOME_FALLBACK_REPREFILL,
+            types_pb2.REASON_LATENCY_BUDGET,
+            types_pb2.REASON_CLASS_CAPACITY,
+            "max_latency: 0",
+        )
+    if covered < 1:
+        return (
+            types_pb2.OUTCOME_FALLBACK_REPREFILL,
+            types_pb2.REASON_NOT_WORTH_IT,
+            types_pb2.REASON_CLASS_POLICY,
+            "nothing to cover",
+        )
+    return None
+
+
+def _completed(outcome, reason, cls, detail):
+    decision = transfer_pb2.Decision(
+        outcome=outcome, reason=reason, reason_class=cls, detail=detail
+    )
+    return transfer_pb2.TransferEvent(completed=transfer_pb2.TransferCompleted(decision=decision))
+
+
+def _collect(requests, geometry, tokens):
+    """Keys and values [layers, heads, tokens, dim] in storage dtype, every checksum verified."""
+    dtype = storage_dtype(geometry.element_type)
+    shape = (geometry.layers, geometry.kv_heads, tokens, geometry.head_dim)
+    parts = {c: np.empty(shape, dtype) for c in (KEY, VALUE)}
+    for request in requests:
+        chunk = request.chunk
+        assert crc32c.crc32c(chunk.data) == chunk.crc32c
+        layers = slice(chunk.layer_begin, chunk.layer_end)
+        at = slice(chunk.token_begin, chunk.token_end)
+        into = parts[chunk.component][layers, :, at]
+        dense = np.frombuffer(chunk.data, dtype).reshape(into.transpose(0, 2, 1, 3).shape)
+        into[...] = dense.transpose(0, 2, 1, 3)
+    return parts[KEY], parts[VALUE]
