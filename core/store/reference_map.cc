@@ -1,0 +1,123 @@
+#include "core/store/reference_map.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/tensor/convert.h"
+
+namespace kvbridge::store {
+namespace {
+
+using Kind = mapper::KeyNorm::Kind;
+
+double Element(const mapper::TensorRef& tensor, int64_t index) {
+  if (tensor.dtype == tensor::DType::kF32) {
+    float value;
+    std::memcpy(&value, tensor.data.data() + index * int64_t{sizeof(value)}, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, tensor.data.data() + index * int64_t{sizeof(bits)}, sizeof(bits));
+  return tensor::Bf16ToF32(bits);
+}
+
+// Turns each pair by sign * position * inv_freq and multiplies it by `factor`.
+void Rotate(const model::RopeParams& params, double position, double sign, double factor,
+            double* head) {
+  const int32_t half = params.rotary_dim / 2;
+  for (int32_t i = 0; i < half; ++i) {
+    const bool split = params.pairing == model::Pairing::kHalf;
+    double& x = head[split ? i : 2 * i];
+    double& y = head[split ? i + half : 2 * i + 1];
+    const double angle = position * params.inv_freq[i];
+    const double cosine = factor * std::cos(angle);
+    const double sine = factor * sign * std::sin(angle);
+    const double turned = x * cosine - y * sine;
+    y = x * sine + y * cosine;
+    x = turned;
+  }
+}
+
+// Un-rotated features of the listed layers: all heads, or one.
+std::vector<double> Features(const mapper::Mapper& mapper, const mapper::LayerMap& map,
+                             const kv::KvView& source, int64_t token, int64_t position,
+                             kv::Component component, int32_t head) {
+  std::vector<double> features;
+  std::vector<float> row(static_cast<size_t>(source.row()));
+  for (const int32_t layer : map.sources) {
+    kv::ReadRows(source, layer, component, {token, token + 1}, row.data());
+    std::vector<double> wide(row.begin(), row.end());
+    if (component == kv::Component::kKey && mapper.strip_rope) {
+      const model::RopeParams& params = mapper.source.rope.ForLayer(layer);
+      for (int32_t h = 0; h < source.kv_heads; ++h) {
+        Rotate(params, static_cast<double>(position), -1, 1 / params.attention_factor,
+               wide.data() + h * source.head_dim);
+      }
+    }
+    if (map.support == mapper::Support::kFull) {
+      features.insert(features.end(), wide.begin(), wide.end());
+    } else {
+      const int32_t from = map.head_source.empty() ? head : map.head_source[head];
+      const auto begin = wide.begin() + int64_t{from} * source.head_dim;
+      features.insert(features.end(), begin, begin + source.head_dim);
+    }
+  }
+  return features;
+}
+
+// What key renormalisation multiplies the un-rotated head by.
+double Renormalisation(const mapper::KeyNorm& norm, int32_t layer, kv::Component component,
+                       int32_t head, const std::vector<double>& values) {
+  const bool key = component == kv::Component::kKey;
+  if (norm.kind == Kind::kScale) {
+    return (key ? norm.key_scale : norm.value_scale)[layer][head];
+  }
+  if (norm.kind == Kind::kNone || !key) return 1;
+  double sum = 0;
+  int counted = 0;
+  for (size_t d = 0; d < values.size(); ++d) {
+    const double gamma = norm.gamma[layer][d];
+    // A dimension that k_norm multiplies by zero says nothing about the length before it.
+    if (std::abs(gamma) < std::numeric_limits<float>::min()) continue;
+    sum += values[d] / gamma * (values[d] / gamma);
+    ++counted;
+  }
+  return 1 / std::sqrt(sum / counted + norm.eps);
+}
+
+}  // namespace
+
+ReferenceHead MapHead(const mapper::Mapper& mapper, const kv::KvView& source, int64_t token,
+                      int64_t position, int32_t layer, kv::Component component, int32_t head) {
+  const mapper::LayerMap& map = mapper.layer(layer, component);
+  const int64_t dim = mapper.target.geometry.head_dim;
+  const std::vector<double> features =
+      Features(mapper, map, source, token, position, component, head);
+  const auto count = static_cast<int64_t>(features.size());
+
+  ReferenceHead result;
+  double magnitude_squared = 0;
+  for (int64_t d = 0; d < dim; ++d) {
+    double sum = Element(map.bias, head * dim + d);
+    double magnitude = std::abs(sum);
+    for (int64_t f = 0; f < count; ++f) {
+      const double product = features[f] * Element(map.weight, (head * count + f) * dim + d);
+      sum += product;
+      magnitude += std::abs(product);
+    }
+    result.values.push_back(sum);
+    magnitude_squared += magnitude * magnitude;
+  }
+  double scale = Renormalisation(mapper.key_norm, layer, component, head, result.values);
+  for (double& value : result.values) value *= scale;
+  if (component == kv::Component::kKey && mapper.strip_rope) {
+    const model::RopeParams& params = mapper.target.rope.ForLayer(layer);
+    Rotate(params, static_cast<double>(position), 1, params.attention_factor, result.values.data());
+    scale *= params.attention_factor;
+  }
+  result.magnitude = std::sqrt(magnitude_squared) * std::abs(scale);
+  return result;
+}
+
+}  // namespace kvbridge::store
