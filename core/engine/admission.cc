@@ -66,7 +66,7 @@ std::variant<Reservation, guard::Refusal> Admission::Reserve(const Claim& claim)
     return Refuse(Reason::kBatchLimit, "max_tenant_bytes", HumanBytes(tenant_limit), need);
   }
 
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   if (transfers_ >= limits_.max_inflight_transfers) {
     return Refuse(Reason::kOverload, "max_inflight_transfers",
                   absl::StrCat(limits_.max_inflight_transfers), "one more");
@@ -90,7 +90,7 @@ std::variant<Reservation, guard::Refusal> Admission::Reserve(const Claim& claim)
 }
 
 void Admission::Release(const std::string& tenant, uint64_t bytes) {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   bytes_ -= bytes;
   --transfers_;
   const auto it = tenants_.find(tenant);
@@ -99,17 +99,17 @@ void Admission::Release(const std::string& tenant, uint64_t bytes) {
 }
 
 uint64_t Admission::inflight_bytes() const {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   return bytes_;
 }
 
 int32_t Admission::inflight_transfers() const {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   return transfers_;
 }
 
 size_t Admission::active_tenants() const {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   return tenants_.size();
 }
 

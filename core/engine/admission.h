@@ -12,8 +12,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 
+#include "core/base/mutex.h"
 #include "core/guard/reason.h"
 
 namespace kvbridge::engine {
@@ -77,7 +77,7 @@ class Admission : public std::enable_shared_from_this<Admission> {
   void Release(const std::string& tenant, uint64_t bytes);
 
   const Limits limits_;
-  mutable absl::Mutex mutex_;
+  mutable base::Mutex mutex_;
   uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int32_t transfers_ ABSL_GUARDED_BY(mutex_) = 0;
   struct Tenant {

@@ -8,7 +8,8 @@
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+
+#include "core/base/mutex.h"
 
 namespace kvbridge::engine {
 namespace {
@@ -19,26 +20,25 @@ class TileWindow {
   explicit TileWindow(int32_t size) : size_(size) {}
 
   void Enter() {
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](TileWindow* w) ABSL_EXCLUSIVE_LOCKS_REQUIRED(w->mutex_) { return w->used_ < w->size_; },
-        this));
+    base::MutexLock lock(&mutex_);
+    while (used_ == size_) left_.Wait(&mutex_);
     ++used_;
   }
+  // Under the lock to the end: the one who waits may destroy the window as soon as it has it.
   void Leave() {
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     --used_;
+    left_.SignalAll();
   }
   void AwaitEmpty() {
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](TileWindow* w) ABSL_EXCLUSIVE_LOCKS_REQUIRED(w->mutex_) { return w->used_ == 0; },
-        this));
+    base::MutexLock lock(&mutex_);
+    while (used_ > 0) left_.Wait(&mutex_);
   }
 
  private:
   const int32_t size_;
-  absl::Mutex mutex_;
+  base::Mutex mutex_;
+  base::CondVar left_;
   int32_t used_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -12,7 +12,7 @@ constexpr double kFade = 0.8;
 void RateMeter::Record(absl::string_view key, double units, absl::Duration elapsed,
                        absl::Time now) {
   if (!(units > 0) || elapsed <= absl::ZeroDuration()) return;
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   if (sums_.size() >= kMaxKeys && !sums_.contains(key)) {
     sums_.erase(std::min_element(sums_.begin(), sums_.end(), [](const auto& a, const auto& b) {
       return a.second.last < b.second.last;
@@ -25,7 +25,7 @@ void RateMeter::Record(absl::string_view key, double units, absl::Duration elaps
 }
 
 std::optional<Rate> RateMeter::Get(absl::string_view key) const {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   const auto it = sums_.find(key);
   if (it == sums_.end()) return std::nullopt;
   return Rate{it->second.seconds / it->second.units, it->second.last};

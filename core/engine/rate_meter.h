@@ -9,8 +9,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+
+#include "core/base/mutex.h"
 
 namespace kvbridge::engine {
 
@@ -38,7 +39,7 @@ class RateMeter {
     double seconds = 0;
     absl::Time last;
   };
-  mutable absl::Mutex mutex_;
+  mutable base::Mutex mutex_;
   absl::flat_hash_map<std::string, Sums> sums_ ABSL_GUARDED_BY(mutex_);
 };
 

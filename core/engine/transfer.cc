@@ -79,7 +79,7 @@ absl::Status Transfer::CheckTile(const TileWork& work) const {
 absl::Status Transfer::SubmitTile(TileWork work) {
   KVB_RETURN_IF_ERROR(CheckTile(work));
   {
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     if (refusal_.has_value() || finished_) return Stopped();
     if (tiles_running_ >= env_.tiles_in_flight) {
       return absl::FailedPreconditionError(
@@ -98,7 +98,7 @@ absl::Status Transfer::SubmitTile(TileWork work) {
       });
   if (!queued.ok()) {
     Cancel(Fallback(Reason::kOverload, std::string(queued.message())));
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     --tiles_running_;
   }
   return queued;
@@ -110,7 +110,7 @@ void Transfer::RunTile(std::shared_ptr<Transfer> self, TileWork work, absl::Time
   const absl::Status status = self->MapTile(work);
   if (!status.ok()) self->Cancel(FromDevice(status));
   {
-    absl::MutexLock lock(&self->mutex_);
+    base::MutexLock lock(&self->mutex_);
     --self->tiles_running_;
     if (status.ok()) self->done_tokens_ += work.tokens.size();
   }
@@ -188,7 +188,7 @@ absl::StatusOr<device::TileChecks> Transfer::MapGroup(const TileWork& work, cons
 
 absl::Status Transfer::CheckGroup(const device::TileChecks& checks) {
   {
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     checks_.Merge(checks);
   }
   if (std::optional<Refusal> no = guard::PostCheck(checks, policy_, spec_.overflow)) {
@@ -206,12 +206,12 @@ void Transfer::MarkDirty(const TileWork& work) {
   if (page_tokens == 0) return;
   const int64_t first = work.target_begin / page_tokens;
   const int64_t last = (work.target_begin + work.tokens.size() - 1) / page_tokens;
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   dirty_pages_.insert(work.target.pages.begin() + first, work.target.pages.begin() + last + 1);
 }
 
 bool Transfer::Cancel(Refusal refusal) {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   if (refusal_.has_value() || finished_) return false;
   refusal_ = std::move(refusal);
   stopped_.store(true, std::memory_order_release);
@@ -245,7 +245,7 @@ std::optional<Refusal> Transfer::WhyIncomplete() const {
 
 std::optional<Decision> Transfer::Finish() {
   cancelled();
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   if (finished_) return std::nullopt;
   finished_ = true;
   stopped_.store(true, std::memory_order_release);
@@ -275,12 +275,12 @@ std::optional<Decision> Transfer::Finish() {
 }
 
 void Transfer::AddStage(Stage stage, absl::Duration elapsed) {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   stages_[static_cast<size_t>(stage)] += elapsed;
 }
 
 void Transfer::AddBytes(int64_t in, int64_t out) {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   bytes_in_ += in;
   bytes_out_ += out;
 }

@@ -21,10 +21,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "core/base/clock.h"
+#include "core/base/mutex.h"
 #include "core/base/worker_pool.h"
 #include "core/device/backend.h"
 #include "core/engine/admission.h"
@@ -169,7 +169,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   std::atomic<bool> stopped_{false};  // refused or finished: what workers poll
 
-  mutable absl::Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::optional<guard::Refusal> refusal_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   int32_t tiles_running_ ABSL_GUARDED_BY(mutex_) = 0;  // queued or running

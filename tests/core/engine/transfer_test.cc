@@ -7,12 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/barrier.h"
-#include "absl/synchronization/notification.h"
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/core/engine/harness.h"
+#include "tests/support/notification.h"
 
 namespace kvbridge::engine {
 namespace {
@@ -20,13 +18,13 @@ namespace {
 using guard::Outcome;
 using guard::Reason;
 using guard::Refusal;
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 Refusal Gone() { return {Outcome::kFallbackReprefill, Reason::kCancelled, "the caller left"}; }
 
 // Submits one tile and waits for its on_done.
 absl::Status RunTile(Transfer& transfer, TileWork work) {
-  absl::Notification done;
+  testing::Notification done;
   absl::Status result;
   work.on_done = [&](const absl::Status& status) {
     result = status;
@@ -37,7 +35,7 @@ absl::Status RunTile(Transfer& transfer, TileWork work) {
   return result;
 }
 
-class TransferTest : public testing::Test {
+class TransferTest : public ::testing::Test {
  protected:
   std::shared_ptr<Cache> Source(int64_t tokens) {
     return RandomCache(h_.source_.geometry, tokens, 1);
@@ -81,7 +79,7 @@ TEST_F(TransferTest, AppliedDecisionSaysAllThatACallerNeeds) {
   EXPECT_TRUE(d.shadow_selected);
   EXPECT_EQ(d.token_ids_sha256, "ids");
   EXPECT_EQ(d.route, "small-large");
-  EXPECT_THAT(d.dirty_pages, testing::IsEmpty());
+  EXPECT_THAT(d.dirty_pages, ::testing::IsEmpty());
   EXPECT_EQ(target->bytes, h_.Expected(*source, 20, 21));
 }
 
@@ -109,7 +107,7 @@ TEST_F(TransferTest, CallbacksComeInOrderAndLayersInGroups) {
   target_alive = std::static_pointer_cast<Cache>(std::const_pointer_cast<void>(work.target_owner));
   source.reset();
   std::vector<std::string> events;
-  absl::Notification done;
+  testing::Notification done;
   work.on_source_released = [&] {
     events.push_back(source_alive.expired() ? "released" : "still held");
   };
@@ -272,7 +270,7 @@ TEST_F(TransferTest, BudgetThatRanOutAfterTheLastTileIsStillABudget) {
 
 // A timeout must not free what a worker still writes to (faults.md B42).
 TEST_F(TransferTest, MemoryMapperAndRoomAreHeldUntilTheWorkerHasLeft) {
-  absl::Notification entered, leave, done;
+  testing::Notification entered, leave, done;
   h_.backend_.on_map = [&](kv::LayerRange, auto cancelled) {
     entered.Notify();
     leave.WaitForNotification();
@@ -306,7 +304,7 @@ TEST_F(TransferTest, MemoryMapperAndRoomAreHeldUntilTheWorkerHasLeft) {
 }
 
 TEST_F(TransferTest, MoreTilesThanWereReservedAreRefused) {
-  absl::Notification leave;
+  testing::Notification leave;
   h_.backend_.on_prepare = [&](const auto&) {
     leave.WaitForNotification();
     return absl::OkStatus();
@@ -325,7 +323,7 @@ TEST_F(TransferTest, MoreTilesThanWereReservedAreRefused) {
 
 TEST(TransferQueueTest, FullWorkerQueueIsOverload) {
   Harness h(Harness::DefaultOptions(), /*threads=*/1, /*max_jobs=*/1);
-  absl::Notification entered, leave;
+  testing::Notification entered, leave;
   ASSERT_TRUE(h.pool_
                   ->Submit([&] {
                     entered.Notify();
@@ -364,7 +362,7 @@ TEST_F(TransferTest, PaddingIsNotMappedAndItsSlotsAreZero) {
   std::vector<float> rows(17 * target->view.row());
   for (int32_t layer = 0; layer < 10; ++layer) {
     kv::ReadRows(target->view, layer, kv::Component::kKey, {0, 17}, rows.data());
-    EXPECT_THAT(rows, testing::Each(0.0f)) << layer;
+    EXPECT_THAT(rows, ::testing::Each(0.0f)) << layer;
   }
 }
 
@@ -390,7 +388,7 @@ TEST_F(TransferTest, ExactlyOneDecisionWhateverRaces) {
     auto spec = h_.Spec(8);
     spec.deadline = h_.clock_.Now() + absl::Seconds(1);
     const auto transfer = h_.Begin(spec);
-    absl::Notification tile_done;
+    testing::Notification tile_done;
     TileWork work = h_.Tile({0, 8}, source, Target(9));
     work.on_done = [&](const absl::Status&) { tile_done.Notify(); };
     ASSERT_TRUE(transfer->SubmitTile(std::move(work)).ok());
