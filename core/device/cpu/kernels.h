@@ -40,8 +40,6 @@ struct GemmArgs {
   int64_t prefetch_a;
 };
 
-enum class Store : uint8_t { kBf16, kF32, kOther };
-
 // What was seen in rows that were written.
 struct RowStats {
   uint64_t non_finite;
@@ -63,8 +61,8 @@ struct FinishArgs {
   float eps;
   const rope::RopeRow* rope;  // [rows]; null: not rotated
   void* const* dst;           // [rows] first element of the head
-  Store store;
-  // Stores that are not plain bf16 or float: encodes head_dim floats, returns how many saturated.
+  bool store_bf16;
+  // All other stores: encodes head_dim floats, returns how many saturated.
   uint64_t (*encode)(uint8_t dtype, const float* src, float scale, void* dst, uint64_t n);
   uint8_t dtype;  // tensor::DType, handed to encode
   float dst_scale;

@@ -36,11 +36,6 @@ uint64_t Encode(uint8_t dtype, const float* src, float scale, void* dst, uint64_
                            static_cast<std::byte*>(dst), n);
 }
 
-Store StoreOf(tensor::DType dtype) {
-  if (dtype == tensor::DType::kBf16) return Store::kBf16;
-  return dtype == tensor::DType::kF32 ? Store::kF32 : Store::kOther;
-}
-
 absl::Status CheckField(absl::string_view field, int64_t expected, int64_t got) {
   if (expected == got) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -272,7 +267,7 @@ void Run::FinishBlock(const Product& product, int32_t block, RowStats& stats) {
       .eps = static_cast<float>(norm.eps),
       .rope = rotation >= 0 ? rope.data() : nullptr,
       .dst = dst.data(),
-      .store = StoreOf(target_.dtype),
+      .store_bf16 = target_.dtype == tensor::DType::kBf16,
       .encode = Encode,
       .dtype = static_cast<uint8_t>(target_.dtype)};
   for (int32_t head = product.head_begin; head < product.head_end; ++head) {

@@ -1,0 +1,7 @@
+#include "bench/gemm_floor.h"
+
+namespace kvbridge::bench {
+
+std::unique_ptr<GemmFloor> MakeGemmFloor(const FloorShape&, int) { return nullptr; }
+
+}  // namespace kvbridge::bench
