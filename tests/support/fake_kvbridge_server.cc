@@ -147,6 +147,9 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
                                v1::GetCapabilitiesResponse* response) override {
     response->set_version("9.9.9");
     response->add_features("inline");
+    v1::RouteInfo& route = *response->add_routes();
+    route.set_route("small-to-large");
+    *route.mutable_target() = server_->options.route_target;
     return grpc::Status::OK;
   }
 

@@ -40,6 +40,7 @@ class FakeKvbridgeServer {
     std::string address = "127.0.0.1:0";
     Behaviour behaviour = Behaviour::kIdentity;
     v1::Decision refusal;        // for kRefuse
+    v1::ModelSpec route_target;  // of the route "small-to-large", as GetCapabilities says
     int64_t tile_tokens = 4;     // in Accepted
     int unavailable_calls = 0;   // the first calls end with UNAVAILABLE at once
     int accepted_then_lost = 0;  // of the calls after those, the first end so after Accepted

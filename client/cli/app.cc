@@ -1,0 +1,280 @@
+#include "client/cli/app.h"
+
+#include <exception>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "CLI/CLI.hpp"
+#include "client/cli/commands.h"
+#include "client/cli/suggest.h"
+
+namespace kvbridge::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "Exit codes: 0 ok; 1 a gate failed (fallback with --fail-on-fallback, not ready); 2 usage;\n"
+    "3 bad input or damaged artifact; 4 incompatible pair; 5 unreachable or timeout; 6 would not "
+    "fit;\n"
+    "130 interrupted. stdout is data, stderr is everything else.";
+
+using Command = std::function<absl::StatusOr<ExitCode>(const Output&)>;
+
+// Everything that flags are read into; commands borrow it.
+struct Flags {
+  OutputOptions output;
+  std::string format = "table";
+  bool no_color = false;
+  TransferFlags transfer;
+  InspectFlags inspect;
+  PlanFlags plan;
+  ServerFlags server;
+  ConvertFlags convert;
+  Command command;  // of the subcommand that was named
+};
+
+CLI::App* AddCommand(CLI::App& parent, Flags& flags, const char* name, const char* help,
+                     Command command) {
+  CLI::App* app = parent.add_subcommand(name, help);
+  app->fallthrough();
+  app->callback([&flags, command = std::move(command)] { flags.command = command; });
+  return app;
+}
+
+void AddConfigFlags(CLI::App* app, ConfigFlags& configs) {
+  app->add_option("--source-config", configs.source,
+                  "Source model's config.json, where the artifact has no RoPE");
+  app->add_option("--target-config", configs.target, "Target model's config.json");
+}
+
+CLI::Option* AddServer(CLI::App* app, std::string& server) {
+  return app->add_option("--server", server, "Address: host:port or unix:/path.sock");
+}
+
+void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
+  TransferFlags& f = flags.transfer;
+  CLI::App* app =
+      AddCommand(root, flags, "transfer", "Map a cache file to the target model's",
+                 [&f, stop](const Output& output) { return RunTransfer(f, output, stop); });
+  CLI::Option* artifact =
+      app->add_option("--artifact", f.artifact, "Artifact folder: map in this process");
+  CLI::Option* server = AddServer(app, f.server)->excludes(artifact);
+  app->add_option("--route", f.route, "The server's route")->needs(server);
+  AddConfigFlags(app, f.configs);
+  app->add_flag("--allow-unproven", f.allow_unproven,
+                "Map with an artifact that has no passing evidence")
+      ->needs(artifact);
+  app->add_option("--in", f.in, "Source cache file (safetensors)")->required();
+  app->add_option("--out", f.out, "Target cache file; written when applied")->required();
+  app->add_option("--request-id", f.request_id, "For logs and sampling")->capture_default_str();
+  app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length; 0 = the cache's tokens")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--native-tail", f.native_tail, "Tokens that the target prefills itself")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--max-latency", f.max_latency_seconds, "Budget of the map, seconds")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--deadline", f.deadline_seconds, "For everything, seconds")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--hops", f.hops, "Maps the cache has been through already")
+      ->check(CLI::NonNegativeNumber);
+  app->add_flag("--fail-on-fallback", f.fail_on_fallback, "Exit 1 unless applied");
+  app->parse_complete_callback([&f] {
+    if (f.artifact.empty() && f.server.empty()) {
+      throw CLI::RequiredError("--artifact DIR or --server ADDR");
+    }
+    if (!f.server.empty() && f.route.empty()) throw CLI::RequiredError("--route");
+  });
+}
+
+void AddInspect(CLI::App& root, Flags& flags) {
+  InspectFlags& f = flags.inspect;
+  CLI::App* app = AddCommand(root, flags, "inspect", "Show an artifact, or what a config.json says",
+                             [&f](const Output& output) { return RunInspect(f, output); });
+  CLI::Option* artifact = app->add_option("artifact", f.artifact, "Artifact folder");
+  CLI::Option* config =
+      app->add_option("--config", f.config, "config.json: print its ModelSpec as proto JSON")
+          ->excludes(artifact);
+  app->add_option("--pairing", f.pairing, "Pairing of rotated dimensions")
+      ->check(CLI::IsMember({"half", "interleaved"}))
+      ->needs(config);
+  app->add_option("--longrope", f.longrope, "Which longrope list the cache was rotated with")
+      ->check(CLI::IsMember({"short", "long"}))
+      ->needs(config);
+  AddConfigFlags(app, f.configs);
+  app->parse_complete_callback([&f] {
+    if (f.artifact.empty() && f.config.empty()) {
+      throw CLI::RequiredError("an artifact folder or --config");
+    }
+  });
+}
+
+void AddPlan(CLI::App& root, Flags& flags) {
+  PlanFlags& f = flags.plan;
+  CLI::App* app = AddCommand(root, flags, "plan", "Is a transfer worth it? What would a fit take?",
+                             [&f](const Output& output) { return RunPlan(f, output); });
+  CLI::Option* artifact = app->add_option("--artifact", f.artifact, "Artifact folder");
+  CLI::Option* server = AddServer(app, f.server)->excludes(artifact);
+  app->add_option("--route", f.route, "The server's route")->needs(server);
+  app->add_option("--fit", f.fit, "Experiment file: sizes of a fit")
+      ->excludes(artifact)
+      ->excludes(server);
+  AddConfigFlags(app, f.configs);
+  app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length")->check(CLI::PositiveNumber);
+  app->add_option("--native-tail", f.native_tail, "Tokens that the target prefills itself")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--prefill-rate", f.prefill_rate, "The target's prefill, tokens per second")
+      ->check(CLI::PositiveNumber);
+  app->parse_complete_callback([&f] {
+    if (!f.fit.empty()) return;
+    if (f.artifact.empty() && f.server.empty()) {
+      throw CLI::RequiredError("--artifact DIR, --server ADDR or --fit FILE");
+    }
+    if (!f.server.empty() && f.route.empty()) throw CLI::RequiredError("--route");
+    if (f.prompt_tokens == 0) throw CLI::RequiredError("--prompt-tokens");
+  });
+}
+
+void AddArtifact(CLI::App& root, Flags& flags) {
+  CLI::App* app =
+      root.add_subcommand("artifact", "Convert artifacts; load, unload, list a server's");
+  app->fallthrough();
+  ConvertFlags& c = flags.convert;
+  CLI::App* convert =
+      AddCommand(*app, flags, "convert", "Write an artifact of any format as a native one",
+                 [&c](const Output& output) { return RunArtifactConvert(c, output); });
+  convert->add_option("in", c.in, "Artifact folder")->required();
+  convert->add_option("out", c.out, "New artifact folder")->required();
+  AddConfigFlags(convert, c.configs);
+  convert->add_option("--key-norm-from", c.key_norm_from,
+                      "Target model's folder: renormalise keys with its k_norm");
+  convert->add_flag("--overwrite", c.overwrite, "Replace an existing folder, atomically");
+  convert->add_option("--to", c.to, "Format to write")
+      ->check(CLI::IsMember({"native", "prototype"}))
+      ->capture_default_str();
+
+  ServerFlags& s = flags.server;
+  CLI::App* load = AddCommand(*app, flags, "load", "Load, verify and switch to an artifact",
+                              [&s](const Output& output) { return RunArtifactLoad(s, output); });
+  AddServer(load, s.server)->required();
+  load->add_option("--route", s.route, "Route")->required();
+  load->add_option("path", s.path, "Folder on the server; none = the configured one, read again");
+  CLI::App* unload =
+      AddCommand(*app, flags, "unload", "Take a route's artifact away",
+                 [&s](const Output& output) { return RunArtifactUnload(s, output); });
+  AddServer(unload, s.server)->required();
+  unload->add_option("--route", s.route, "Route")->required();
+  CLI::App* list = AddCommand(*app, flags, "list", "What is resident",
+                              [&s](const Output& output) { return RunArtifactList(s, output); });
+  AddServer(list, s.server)->required();
+}
+
+void AddGlobals(CLI::App& app, Flags& flags) {
+  app.add_option("--format", flags.format, "Of the data on stdout")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  app.add_option("--output", flags.output.file, "Write the data to a file");
+  app.add_flag("-q,--quiet", flags.output.quiet, "No progress and notes");
+  app.add_flag("--no-color", flags.no_color, "No terminal colours (NO_COLOR does the same)");
+  app.footer(kFooter);
+}
+
+// The innermost subcommand that was named.
+const CLI::App* Deepest(const CLI::App* app) {
+  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
+  return app;
+}
+
+std::vector<std::string> KnownWords(const CLI::App* app, bool options) {
+  std::vector<std::string> words;
+  if (!options) {
+    for (const CLI::App* sub : app->get_subcommands([](const CLI::App*) { return true; })) {
+      words.push_back(sub->get_name());
+    }
+    return words;
+  }
+  for (; app != nullptr; app = app->get_parent()) {
+    for (const CLI::Option* option : app->get_options()) {
+      for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
+    }
+  }
+  return words;
+}
+
+// "unknown option --frmat (did you mean --format?)"
+std::string DescribeExtra(const CLI::App& root, const std::string& extra) {
+  const CLI::App* app = Deepest(&root);
+  const bool option = absl::StartsWith(extra, "-");
+  const std::string word = extra.substr(0, extra.find('='));
+  const std::string nearest = NearestWord(word, KnownWords(app, option));
+  const bool command = !option && !KnownWords(app, false).empty();
+  return absl::StrCat(option    ? "unknown option "
+                      : command ? "unknown command "
+                                : "unexpected ",
+                      word, nearest.empty() ? "" : absl::StrCat(" (did you mean ", nearest, "?)"));
+}
+
+int UsageError(const CLI::App& root, const Output& output, const std::string& message) {
+  const std::string path = Deepest(&root) == &root ? "" : " " + Deepest(&root)->get_name();
+  output.Error("usage", absl::StrCat(message, "; see kvbridge", path, " --help"), ExitCode::kUsage);
+  return static_cast<int>(ExitCode::kUsage);
+}
+
+int Run(const Flags& flags, const Output& output) {
+  const absl::StatusOr<ExitCode> result = flags.command(output);
+  if (result.ok()) return static_cast<int>(*result);
+  const ExitCode code = ExitCodeFor(result.status());
+  output.Error(CodeWord(result.status().code()), result.status().message(), code);
+  return static_cast<int>(code);
+}
+
+// Errors before the format is known are still told in it.
+bool AsksForJson(int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--format=json") return true;
+    if (arg == "--format" && i + 1 < argc && std::string(argv[i + 1]) == "json") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
+  Flags flags;
+  CLI::App app("Hands one LLM's KV cache to a sibling model", "kvbridge");
+  AddGlobals(app, flags);
+  AddTransfer(app, flags, stop);
+  AddInspect(app, flags);
+  AddPlan(app, flags);
+  ServerFlags& s = flags.server;
+  CLI::App* health = AddCommand(app, flags, "health", "State of a server and its routes",
+                                [&s](const Output& output) { return RunHealth(s, output); });
+  AddServer(health, s.server)->required();
+  health->add_option("--route", s.route, "One route; exit 0 if it serves");
+  AddArtifact(app, flags);
+  AddCommand(app, flags, "version", "Print the version", RunVersion);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return app.exit(CLI::CallForHelp());
+  } catch (const CLI::ParseError& error) {
+    // A misspelt word is the likelier cause of whatever else is missing.
+    const std::vector<std::string> extras = app.remaining(true);
+    const Output output({.json = AsksForJson(argc, argv)});
+    return UsageError(app, output,
+                      extras.empty() ? error.what() : DescribeExtra(app, extras.front()));
+  }
+  flags.output.json = flags.format == "json";
+  flags.output.color = !flags.no_color;
+  const Output output(flags.output);
+  if (!flags.command) return UsageError(app, output, "expected a command");
+  return Run(flags, output);
+}
+
+}  // namespace kvbridge::cli

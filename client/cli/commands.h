@@ -1,0 +1,86 @@
+// The commands: what each is told, and what runs it. Flags are read in app.cc.
+//
+// Each returns what the process ends with, or the error that ends it (ExitCodeFor).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "client/cli/exit_code.h"
+#include "client/cli/output.h"
+
+namespace kvbridge::cli {
+
+// The models' config.json, where an artifact carries no RoPE.
+struct ConfigFlags {
+  std::string source;
+  std::string target;
+};
+
+struct TransferFlags {
+  std::string artifact;  // either this: in process
+  ConfigFlags configs;
+  bool allow_unproven = false;
+  std::string server;  // or these: by a server
+  std::string route;
+  std::string in;
+  std::string out;
+  std::string request_id = "kvbridge-cli";
+  int64_t prompt_tokens = 0;
+  int32_t native_tail = 0;
+  std::optional<double> max_latency_seconds;
+  double deadline_seconds = 300;
+  int32_t hops = 0;
+  bool fail_on_fallback = false;
+};
+absl::StatusOr<ExitCode> RunTransfer(const TransferFlags& flags, const Output& output,
+                                     const std::stop_token& stop);
+
+struct InspectFlags {
+  std::string artifact;  // either
+  ConfigFlags configs;
+  std::string config;    // or
+  std::string pairing;   // "half", "interleaved"; empty = the model type's
+  std::string longrope;  // "short", "long"
+};
+absl::StatusOr<ExitCode> RunInspect(const InspectFlags& flags, const Output& output);
+
+struct PlanFlags {
+  std::string server;  // with route
+  std::string route;
+  std::string artifact;  // or
+  ConfigFlags configs;
+  std::string fit;  // or an experiment file
+  int64_t prompt_tokens = 0;
+  int32_t native_tail = 1;
+  double prefill_rate = 0;
+};
+absl::StatusOr<ExitCode> RunPlan(const PlanFlags& flags, const Output& output);
+
+struct ServerFlags {
+  std::string server;
+  std::string route;
+  std::string path;  // artifact load: on the server's file system
+};
+absl::StatusOr<ExitCode> RunHealth(const ServerFlags& flags, const Output& output);
+absl::StatusOr<ExitCode> RunArtifactLoad(const ServerFlags& flags, const Output& output);
+absl::StatusOr<ExitCode> RunArtifactUnload(const ServerFlags& flags, const Output& output);
+absl::StatusOr<ExitCode> RunArtifactList(const ServerFlags& flags, const Output& output);
+
+struct ConvertFlags {
+  std::string in;
+  std::string out;
+  ConfigFlags configs;
+  std::string key_norm_from;
+  std::string to = "native";
+  bool overwrite = false;
+};
+absl::StatusOr<ExitCode> RunArtifactConvert(const ConvertFlags& flags, const Output& output);
+
+absl::StatusOr<ExitCode> RunVersion(const Output& output);
+
+}  // namespace kvbridge::cli

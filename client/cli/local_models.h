@@ -1,0 +1,28 @@
+// Artifacts and model configs on this machine's disk, for the commands that need no server.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "client/cli/commands.h"
+#include "core/artifact/artifact.h"
+#include "core/base/worker_pool.h"
+#include "core/model/hf_config.h"
+#include "core/model/model_spec.h"
+
+namespace kvbridge::cli {
+
+// The spec that a config.json states; none when `path` is empty.
+absl::StatusOr<std::optional<model::ModelSpec>> ReadConfig(
+    const std::string& path, const model::HfConfigOptions& options = {});
+
+// Loads and verifies an artifact.
+absl::StatusOr<artifact::Artifact> LoadLocalArtifact(const std::string& dir,
+                                                     const ConfigFlags& configs,
+                                                     bool allow_missing_rope,
+                                                     base::WorkerPool* pool);
+
+}  // namespace kvbridge::cli

@@ -1,0 +1,46 @@
+#include "client/cli/output.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include <unistd.h>
+
+#include "core/base/file.h"
+
+namespace kvbridge::cli {
+
+absl::Status Output::Emit(const base::Json& document,
+                          const std::function<std::string(bool)>& text) const {
+  const bool color = options_.color && options_.file.empty() && isatty(STDOUT_FILENO) != 0 &&
+                     std::getenv("NO_COLOR") == nullptr;
+  const std::string data = options_.json ? document.dump(2) + "\n" : text(color);
+  if (!options_.file.empty()) return base::WriteFileAtomic(options_.file, data);
+  if (std::fwrite(data.data(), 1, data.size(), stdout) != data.size() || std::fflush(stdout) != 0) {
+    return absl::DataLossError("stdout: could not be written");
+  }
+  return absl::OkStatus();
+}
+
+void Output::Note(absl::string_view line) const {
+  if (!options_.quiet) std::fprintf(stderr, "%s\n", std::string(line).c_str());
+}
+
+void Output::Error(absl::string_view code, absl::string_view message, ExitCode exit_code) const {
+  if (!options_.json) {
+    std::fprintf(stderr, "kvbridge: %s\n", std::string(message).c_str());
+    return;
+  }
+  const base::Json error = {{"schema", "kvbridge.error/v1"},
+                            {"code", std::string(code)},
+                            {"message", std::string(message)},
+                            {"exit_code", static_cast<int>(exit_code)}};
+  std::fprintf(stderr, "%s\n", error.dump().c_str());
+}
+
+std::string CodeWord(absl::StatusCode code) {
+  return absl::AsciiStrToLower(absl::StatusCodeToString(code));
+}
+
+}  // namespace kvbridge::cli

@@ -1,0 +1,33 @@
+#include "client/cli/progress.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include <unistd.h>
+
+namespace kvbridge::cli {
+
+Progress::Progress(std::string what, bool quiet) : what_(std::move(what)) {
+  if (!quiet) thread_ = std::thread([this] { Run(); });
+}
+
+Progress::~Progress() {
+  done_.Notify();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Progress::Run() const {
+  const absl::Time started = absl::Now();
+  const bool terminal = isatty(STDERR_FILENO) != 0;
+  absl::Duration wait = absl::Seconds(2);
+  while (!done_.WaitForNotificationWithTimeout(wait)) {
+    const auto seconds = static_cast<int>(absl::ToInt64Seconds(absl::Now() - started));
+    std::fprintf(stderr, terminal ? "\r%s: %d s" : "%s: %d s\n", what_.c_str(), seconds);
+    wait = terminal ? absl::Seconds(1) : absl::Seconds(10);
+  }
+  if (terminal && absl::Now() - started > absl::Seconds(2)) std::fprintf(stderr, "\r\x1b[K");
+}
+
+}  // namespace kvbridge::cli

@@ -1,0 +1,97 @@
+// Commands that only ask a server.
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+
+#include "client/cli/commands.h"
+#include "client/cli/connect.h"
+#include "client/cli/spec_convert.h"
+#include "client/cli/table.h"
+#include "core/base/status_macros.h"
+#include "core/base/units.h"
+
+namespace kvbridge::cli {
+namespace {
+
+absl::StatusOr<base::Json> Document(const char* schema, const google::protobuf::Message& message) {
+  KVB_ASSIGN_OR_RETURN(base::Json document, ToJson(message));
+  document["schema"] = schema;
+  return document;
+}
+
+std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }
+
+// SERVER_STATE_READY -> ready
+std::string StateWord(const std::string& name, absl::string_view prefix) {
+  return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
+}
+
+std::string ArtifactTable(const v1::ListArtifactsResponse& response, bool color) {
+  Table table({"ROUTE", "ARTIFACT", "RESIDENT", "VERDICT", "LOAD S", "LAST ERROR"});
+  for (const auto& info : response.artifacts()) {
+    table.AddRow({info.route(), OrDash(info.digest().substr(0, 12)),
+                  base::HumanBytes(static_cast<uint64_t>(info.resident_bytes())),
+                  OrDash(info.verdict()), absl::StrFormat("%.1f", info.load_seconds()),
+                  OrDash(info.last_error())});
+  }
+  return table.Render(color);
+}
+
+}  // namespace
+
+absl::StatusOr<ExitCode> RunHealth(const ServerFlags& flags, const Output& output) {
+  KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
+  KVB_ASSIGN_OR_RETURN(const v1::HealthResponse health, client->Health(flags.route));
+  KVB_ASSIGN_OR_RETURN(const base::Json document, Document("kvbridge.health/v1", health));
+  KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) {
+    Table table({"ROUTE", "STAGE", "SERVING", "ARTIFACT", "VERDICT", "DETAIL"});
+    for (const auto& route : health.routes()) {
+      table.AddRow({route.route(), StateWord(v1::RouteStage_Name(route.stage()), "ROUTE_STAGE_"),
+                    route.serving() ? "yes" : "no", OrDash(route.artifact_digest().substr(0, 12)),
+                    OrDash(route.verdict()), OrDash(route.detail())});
+    }
+    return absl::StrCat(
+        RenderFields({{"state", StateWord(v1::ServerState_Name(health.state()), "SERVER_STATE_")},
+                      {"version", health.version()}}),
+        "\n", table.Render(color));
+  }));
+  if (flags.route.empty()) {
+    return health.state() == v1::SERVER_STATE_READY ? ExitCode::kOk : ExitCode::kGateFailed;
+  }
+  const bool serving = health.routes_size() == 1 && health.routes(0).serving();
+  return serving ? ExitCode::kOk : ExitCode::kGateFailed;
+}
+
+absl::StatusOr<ExitCode> RunArtifactLoad(const ServerFlags& flags, const Output& output) {
+  KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
+  v1::ListArtifactsResponse loaded;
+  KVB_ASSIGN_OR_RETURN(*loaded.add_artifacts(), client->LoadArtifact(flags.route, flags.path));
+  KVB_ASSIGN_OR_RETURN(const base::Json document, Document("kvbridge.artifacts/v1", loaded));
+  KVB_RETURN_IF_ERROR(
+      output.Emit(document, [&](bool color) { return ArtifactTable(loaded, color); }));
+  return ExitCode::kOk;
+}
+
+absl::StatusOr<ExitCode> RunArtifactUnload(const ServerFlags& flags, const Output& output) {
+  KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
+  KVB_RETURN_IF_ERROR(client->UnloadArtifact(flags.route));
+  const base::Json document = {{"schema", "kvbridge.unload/v1"}, {"route", flags.route}};
+  KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) {
+    return RenderFields({{"unloaded", flags.route}});
+  }));
+  return ExitCode::kOk;
+}
+
+absl::StatusOr<ExitCode> RunArtifactList(const ServerFlags& flags, const Output& output) {
+  KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
+  KVB_ASSIGN_OR_RETURN(const v1::ListArtifactsResponse list, client->ListArtifacts());
+  KVB_ASSIGN_OR_RETURN(const base::Json document, Document("kvbridge.artifacts/v1", list));
+  KVB_RETURN_IF_ERROR(
+      output.Emit(document, [&](bool color) { return ArtifactTable(list, color); }));
+  return ExitCode::kOk;
+}
+
+}  // namespace kvbridge::cli

@@ -1,0 +1,28 @@
+// Plain tables for people. Programs read --format json.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvbridge::cli {
+
+// Columns as wide as their widest cell, two spaces apart, numbers to the right; no trailing spaces.
+// `bold_header` wraps the header in terminal codes.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}
+
+  // As many cells as the header has.
+  void AddRow(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::string Render(bool bold_header) const;
+
+ private:
+  std::vector<std::string> header_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// "name   value" lines; pairs with an empty value are left out.
+std::string RenderFields(const std::vector<std::pair<std::string, std::string>>& fields);
+
+}  // namespace kvbridge::cli
