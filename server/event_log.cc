@@ -42,32 +42,31 @@ EventLog::EventLog(Sink sink, size_t capacity)
     : sink_(std::move(sink)), capacity_(capacity), thread_([this] { Main(); }) {}
 
 void EventLog::Offer(v1::DecisionEvent event) {
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   if (stopping_ || queue_.size() >= capacity_) {
     dropped_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   queue_.push_back(std::move(event));
+  wake_.Signal();
 }
 
 void EventLog::Stop() {
   {
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     stopping_ = true;
+    wake_.Signal();
   }
-  absl::MutexLock lock(&join_mutex_);
+  base::MutexLock lock(&join_mutex_);
   if (thread_.joinable()) thread_.join();
 }
 
 void EventLog::Main() {
-  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !queue_.empty();
-  };
   for (;;) {
     std::deque<v1::DecisionEvent> batch;
     {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&ready));
+      base::MutexLock lock(&mutex_);
+      while (!stopping_ && queue_.empty()) wake_.Wait(&mutex_);
       if (queue_.empty()) return;
       batch.swap(queue_);
     }

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
+#include "core/base/mutex.h"
 #include "kvbridge/v1/events.pb.h"
 #include "nlohmann/json.hpp"
 
@@ -44,10 +44,11 @@ class EventLog {
   const Sink sink_;
   const size_t capacity_;
   std::atomic<uint64_t> dropped_{0};
-  absl::Mutex mutex_;
+  base::Mutex mutex_;
+  base::CondVar wake_;
   std::deque<v1::DecisionEvent> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Mutex join_mutex_;
+  base::Mutex join_mutex_;
   std::thread thread_ ABSL_GUARDED_BY(join_mutex_);
 };
 

@@ -67,7 +67,7 @@ void Log::Write(spdlog::level::level_enum level, absl::string_view msg, Fields f
   if (!logger_.should_log(level)) return;
   const absl::Time now = clock_->Now();
   {
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     if (repeats_.size() >= kMaxRepeatKeys) repeats_.clear();
     Repeats& repeats = repeats_[std::string(msg)];
     if (now - repeats.window >= absl::Seconds(1)) {

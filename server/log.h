@@ -17,11 +17,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include <spdlog/spdlog.h>
 
 #include "core/base/clock.h"
+#include "core/base/mutex.h"
 #include "nlohmann/json.hpp"
 
 namespace kvbridge::server {
@@ -66,7 +66,7 @@ class Log {
   const bool json_;
   const base::Clock* const clock_;
   spdlog::logger logger_;
-  absl::Mutex mutex_;
+  base::Mutex mutex_;
   std::map<std::string, Repeats, std::less<>> repeats_ ABSL_GUARDED_BY(mutex_);  // at most 256
 };
 

@@ -200,7 +200,7 @@ void ServerMetrics::ArtifactResident(const ArtifactSample& sample) {
   ArtifactGone(sample.pair);
   const std::string pair = Pair(sample.pair);
   artifact_bytes_.Add({{"pair", pair}}).Set(static_cast<double>(sample.bytes));
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   Gauge& info = artifact_info_.Add({{"pair", pair},
                                     {"artifact", sample.artifact},
                                     {"source", sample.source},
@@ -213,7 +213,7 @@ void ServerMetrics::ArtifactResident(const ArtifactSample& sample) {
 void ServerMetrics::ArtifactGone(absl::string_view name) {
   const std::string pair = Pair(name);
   artifact_bytes_.Add({{"pair", pair}}).Set(0);
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   const auto it = artifact_series_.find(pair);
   if (it == artifact_series_.end()) return;
   artifact_info_.Remove(it->second);
@@ -255,7 +255,7 @@ std::string ServerMetrics::Scrape() {
     inflight_.Set(static_cast<double>(now.inflight_transfers));
     queue_depth_.Set(static_cast<double>(now.queue_depth));
     memory_used_.Set(static_cast<double>(now.memory_used_bytes));
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     const double more = static_cast<double>(now.events_dropped) - events_dropped_.Value();
     if (more > 0) events_dropped_.Increment(more);
   }

@@ -17,7 +17,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
+#include "core/base/mutex.h"
 #include "absl/time/time.h"
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
@@ -152,7 +152,7 @@ class ServerMetrics {
 
   std::set<std::string, std::less<>> pairs_;  // immutable after construction
   std::set<RpcMethod> methods_;               // immutable after construction
-  absl::Mutex mutex_;
+  base::Mutex mutex_;
   // The artifact_info series of each pair: taken away when another artifact replaces it.
   std::map<std::string, prometheus::Gauge*> artifact_series_ ABSL_GUARDED_BY(mutex_);
 };

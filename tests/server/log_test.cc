@@ -114,9 +114,9 @@ TEST(EventLogTest, StopHandsOutEverythingInOrder) {
 }
 
 TEST(EventLogTest, AStuckSinkCostsEventsNotTime) {
-  absl::Mutex gate;
+  base::Mutex gate;
   gate.Lock();
-  EventLog log([&gate](const v1::DecisionEvent&) { absl::MutexLock wait(&gate); }, 4);
+  EventLog log([&gate](const v1::DecisionEvent&) { base::MutexLock wait(&gate); }, 4);
   for (int i = 0; i < 100; ++i) log.Offer(Event("x"));
   // At most a batch of 4 in the sink's hands and 4 queued.
   EXPECT_GE(log.dropped(), 92u);

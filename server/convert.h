@@ -1,0 +1,72 @@
+// Between kvbridge.v1 and core: the one place that knows both vocabularies.
+//
+// What comes from the wire is refused, naming the field, expected and got, when it cannot be what
+// it says: an enum that is unspecified or unknown, a count out of range. Counts are checked before
+// anything is sized by them. What fields mean together is for core/guard to judge.
+//
+// Thread contract: pure functions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "core/artifact/manifest.h"
+#include "core/engine/decision.h"
+#include "core/guard/reason.h"
+#include "core/guard/route_policy.h"
+#include "core/guard/transfer_spec.h"
+#include "core/kv/tile_assembler.h"
+#include "core/model/model_spec.h"
+#include "core/plan/transfer_plan.h"
+#include "kvbridge/v1/config.pb.h"
+#include "kvbridge/v1/events.pb.h"
+#include "kvbridge/v1/plan.pb.h"
+#include "kvbridge/v1/transfer.pb.h"
+
+namespace kvbridge::server {
+
+// A transfer's header, understood.
+struct TransferInput {
+  guard::TransferSpec spec;
+  // [layers * 2] as kv::KvView::planes; empty unless the selection states scales.
+  std::vector<std::vector<float>> source_scales;
+  std::vector<std::vector<float>> target_scales;
+};
+
+// INVALID_ARGUMENT as above; UNIMPLEMENTED for a plane that this version does not serve.
+absl::StatusOr<TransferInput> ToTransferInput(const v1::TransferHeader& header,
+                                              absl::Time deadline);
+absl::StatusOr<model::ModelSpec> ToModelSpec(const v1::ModelSpec& spec, absl::string_view path);
+absl::StatusOr<kv::ChunkHeader> ToChunkHeader(const v1::TransferChunk& head);
+absl::StatusOr<guard::RouteStage> ToStage(v1::RouteStage stage, absl::string_view path);
+// Of a validated configuration.
+guard::RoutePolicy ToPolicy(const v1::RouteConfig& route);
+absl::Duration ToDuration(const google::protobuf::Duration& duration);
+
+v1::ModelSpec ToProto(const model::ModelSpec& spec);
+v1::Outcome ToProto(guard::Outcome outcome);
+v1::Reason ToProto(guard::Reason reason);
+v1::RouteStage ToProto(guard::RouteStage stage);
+v1::Decision ToProto(const engine::Decision& decision);
+v1::PlanResponse ToProto(const plan::TransferPlan& plan);
+v1::EvidenceSummary ToProto(const artifact::Provenance& provenance);
+
+// How a decision is told in logs and in WatchEvents.
+struct DecisionContext {
+  std::string request_id;
+  std::string pair;
+  std::string trace_id;
+  int64_t tokens = 0;
+  absl::Time time;
+  absl::Duration total;
+};
+v1::DecisionEvent ToEvent(const engine::Decision& decision, const DecisionContext& context);
+
+// The trace id of a W3C traceparent header; empty unless it is well-formed.
+std::string TraceIdOf(absl::string_view traceparent);
+
+}  // namespace kvbridge::server

@@ -1,0 +1,38 @@
+#include "server/decision_recorder.h"
+
+#include <string>
+
+namespace kvbridge::server {
+
+absl::string_view OutcomeLabel(const engine::Decision& decision) {
+  return decision.reason == guard::Reason::kCancelled ? "cancelled" : Name(decision.outcome);
+}
+
+void DecisionRecorder::Decided(const engine::Decision& decision, const DecisionContext& context) {
+  const bool cancelled = decision.reason == guard::Reason::kCancelled;
+  metrics::TransferSample sample{.pair = context.pair,
+                                 .outcome = std::string(OutcomeLabel(decision)),
+                                 .duration = context.total,
+                                 .tokens = context.tokens,
+                                 .covered_tokens = decision.covered_tokens,
+                                 .max_abs = decision.max_abs};
+  if (!decision.applied() && !cancelled) {
+    sample.reason = std::string(Name(decision.reason));
+    sample.reason_class = std::string(Name(guard::ClassOf(decision.reason)));
+  }
+  for (size_t i = 0; i < engine::kStageCount; ++i) {
+    if (decision.stages[i] == absl::ZeroDuration()) continue;
+    sample.stages.emplace_back(Name(static_cast<engine::Stage>(i)), decision.stages[i]);
+  }
+  metrics_.TransferEnded(sample);
+  metrics_.PayloadMoved("in", decision.bytes_in);
+  metrics_.PayloadMoved("out", decision.bytes_out);
+  if (!cancelled) events_.Offer(ToEvent(decision, context));
+}
+
+void DecisionRecorder::Malformed(absl::Duration total) {
+  metrics_.TransferEnded(
+      {.pair = std::string(metrics::kOtherPair), .outcome = "error", .duration = total});
+}
+
+}  // namespace kvbridge::server

@@ -1,0 +1,36 @@
+// Tells the world about every decision: metrics and one structured event.
+#pragma once
+
+#include "absl/strings/string_view.h"
+
+#include "core/engine/decision.h"
+#include "core/metrics/server_metrics.h"
+#include "server/convert.h"
+#include "server/event_log.h"
+
+namespace kvbridge::server {
+
+// Thread contract: every method may be called from any thread; none waits for a sink.
+class DecisionRecorder {
+ public:
+  // Both are borrowed.
+  DecisionRecorder(metrics::ServerMetrics* metrics, EventLog* events)
+      : metrics_(*metrics), events_(*events) {}
+
+  void Decided(const engine::Decision& decision, const DecisionContext& context);
+  // A stream that broke the protocol before its header was understood.
+  void Malformed(absl::Duration total);
+  void RpcStarted(const metrics::RpcMethod& method) { metrics_.RpcStarted(method); }
+  void RpcEnded(const metrics::RpcMethod& method, absl::string_view code, absl::Duration total) {
+    metrics_.RpcHandled(method, code, total);
+  }
+
+ private:
+  metrics::ServerMetrics& metrics_;
+  EventLog& events_;
+};
+
+// "applied", "fallback_reprefill", "unsupported" or, when the caller went away, "cancelled".
+absl::string_view OutcomeLabel(const engine::Decision& decision);
+
+}  // namespace kvbridge::server

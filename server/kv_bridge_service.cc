@@ -1,0 +1,160 @@
+#include "server/kv_bridge_service.h"
+
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "core/base/status_macros.h"
+#include "core/plan/transfer_plan.h"
+#include "server/unary.h"
+
+namespace kvbridge::server {
+namespace {
+
+constexpr const char* kService = "kvbridge.v1.KvBridge";
+
+metrics::RpcMethod Method(const char* name) { return {kService, name, "unary"}; }
+
+absl::Status NotServed(absl::string_view call) {
+  return absl::UnimplementedError(absl::StrCat(
+      call, ": expected a call of this version's features (", absl::StrJoin(kFeatures, ", "), ")"));
+}
+
+std::optional<double> RateOf(const engine::RateMeter& rates, absl::string_view key) {
+  const auto rate = rates.Get(key);
+  if (!rate.has_value()) return std::nullopt;
+  return rate->seconds_per_unit;
+}
+
+v1::RouteHealth ToHealth(const RouteSnapshot& route) {
+  v1::RouteHealth out;
+  out.set_route(route.name);
+  out.set_stage(ToProto(route.policy.stage));
+  out.set_serving(route.serving());
+  if (!route.serving()) {
+    out.set_detail(route.WhyNot().detail);
+    return out;
+  }
+  out.set_artifact_digest(route.loaded->mapper().digest);
+  out.set_verdict(std::string(artifact::Name(route.loaded->provenance.verdict())));
+  return out;
+}
+
+}  // namespace
+
+std::vector<metrics::RpcMethod> KvBridgeMethods() {
+  return {{kService, "Transfer", "bidi_stream"},
+          Method("Plan"),
+          Method("Health"),
+          Method("GetCapabilities"),
+          Method("ReportQuality"),
+          {kService, "WatchEvents", "server_stream"}};
+}
+
+grpc::ServerUnaryReactor* KvBridgeService::Plan(grpc::CallbackServerContext* context,
+                                                const v1::PlanRequest* request,
+                                                v1::PlanResponse* response) {
+  const UnaryCall call(deps_.transfers.recorder, deps_.transfers.clock, Method("Plan"), context);
+  const absl::Status status = MakePlan(*request, response);
+  if (status.ok()) deps_.metrics->Planned(response->worth_it());
+  return call.Finish(status);
+}
+
+absl::Status KvBridgeService::MakePlan(const v1::PlanRequest& request,
+                                       v1::PlanResponse* response) const {
+  KVB_ASSIGN_OR_RETURN(const RouteSnapshot route, deps_.transfers.routes->Get(request.route()));
+  if (request.plane() != v1::PLANE_UNSPECIFIED && request.plane() != v1::PLANE_INLINE) {
+    return absl::UnimplementedError("plane: this version serves the inline plane only");
+  }
+  if (!route.serving()) {
+    response->set_reason(ToProto(route.WhyNot().reason));
+    response->set_detail(route.WhyNot().detail);
+    return absl::OkStatus();
+  }
+  const mapper::Mapper& mapper = route.loaded->mapper();
+  const engine::RateMeter& rates = deps_.transfers.engine->rates();
+  KVB_ASSIGN_OR_RETURN(
+      const plan::TransferPlan plan,
+      plan::MakeTransferPlan({.prompt_tokens = request.prompt_tokens(),
+                              .native_tail = request.native_tail(),
+                              .prefill_tokens_per_second = request.prefill_tokens_per_second(),
+                              .proven = route.proven(),
+                              .map_seconds_per_token = RateOf(rates, mapper.digest),
+                              .ingress_seconds_per_byte = RateOf(rates, kInlineIn),
+                              .egress_seconds_per_byte = RateOf(rates, kInlineOut)},
+                             mapper, route.policy));
+  *response = ToProto(plan);
+  *response->mutable_evidence() = ToProto(route.loaded->provenance);
+  response->set_artifact_digest(mapper.digest);
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* KvBridgeService::Health(grpc::CallbackServerContext* context,
+                                                  const v1::HealthRequest* request,
+                                                  v1::HealthResponse* response) {
+  const UnaryCall call(deps_.transfers.recorder, deps_.transfers.clock, Method("Health"), context);
+  response->set_state(deps_.state->state());
+  response->set_version(deps_.version);
+  if (request->route().empty()) {
+    for (const RouteSnapshot& route : deps_.transfers.routes->All()) {
+      *response->add_routes() = ToHealth(route);
+    }
+    return call.Finish(absl::OkStatus());
+  }
+  const auto route = deps_.transfers.routes->Get(request->route());
+  if (route.ok()) *response->add_routes() = ToHealth(*route);
+  return call.Finish(route.status());
+}
+
+grpc::ServerUnaryReactor* KvBridgeService::GetCapabilities(grpc::CallbackServerContext* context,
+                                                           const v1::GetCapabilitiesRequest*,
+                                                           v1::GetCapabilitiesResponse* response) {
+  const UnaryCall call(deps_.transfers.recorder, deps_.transfers.clock, Method("GetCapabilities"),
+                       context);
+  const engine::TransferEngine& engine = *deps_.transfers.engine;
+  response->set_version(deps_.version);
+  response->set_backend(deps_.backend);
+  for (const absl::string_view feature : kFeatures) response->add_features(std::string(feature));
+  for (const RouteSnapshot& route : deps_.transfers.routes->All()) {
+    v1::RouteInfo& info = *response->add_routes();
+    info.set_route(route.name);
+    info.set_stage(ToProto(route.policy.stage));
+    if (!route.serving()) continue;
+    const mapper::Mapper& mapper = route.loaded->mapper();
+    *info.mutable_source() = ToProto(mapper.source);
+    *info.mutable_target() = ToProto(mapper.target);
+    info.set_artifact_digest(mapper.digest);
+  }
+  for (const auto type : {v1::ELEMENT_TYPE_BF16, v1::ELEMENT_TYPE_F16, v1::ELEMENT_TYPE_F32,
+                          v1::ELEMENT_TYPE_F8_E4M3}) {
+    response->add_element_types(type);
+  }
+  response->add_planes(v1::PLANE_INLINE);
+  response->set_max_tokens(engine.admission().limits().max_tokens);
+  response->set_max_request_bytes(
+      static_cast<int64_t>(engine.admission().limits().max_request_bytes));
+  response->set_max_chunk_bytes(kMaxChunkBytes);
+  response->set_tile_tokens(engine.tile_tokens());
+  return call.Finish(absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* KvBridgeService::ReportQuality(grpc::CallbackServerContext* context,
+                                                         const v1::ReportQualityRequest*,
+                                                         v1::ReportQualityResponse*) {
+  const UnaryCall call(deps_.transfers.recorder, deps_.transfers.clock, Method("ReportQuality"),
+                       context);
+  return call.Finish(NotServed("ReportQuality"));
+}
+
+grpc::ServerWriteReactor<v1::WatchEventsResponse>* KvBridgeService::WatchEvents(
+    grpc::CallbackServerContext*, const v1::WatchEventsRequest*) {
+  class Refused final : public grpc::ServerWriteReactor<v1::WatchEventsResponse> {
+   public:
+    Refused() { Finish(ToGrpc(NotServed("WatchEvents"))); }
+    void OnDone() override { delete this; }
+  };
+  return new Refused();
+}
+
+}  // namespace kvbridge::server

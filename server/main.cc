@@ -1,0 +1,132 @@
+// kvbridged: the command line around server::Server.
+#include <csignal>
+#include <iostream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "core/base/file.h"
+#include "core/base/units.h"
+#include "nlohmann/json.hpp"
+#include "server/config.h"
+#include "server/log.h"
+#include "server/server.h"
+#include "server/signal_watcher.h"
+#include "server/version.h"
+
+extern char** environ;
+
+namespace kvbridge::server {
+namespace {
+
+// Documented in docs/: 0 ok, 1 cannot serve, 2 usage or configuration.
+constexpr int kOk = 0;
+constexpr int kCannotServe = 1;
+constexpr int kUsage = 2;
+
+struct CommandLine {
+  std::string config_file;
+  std::string ports_file;
+  std::string print_config;  // "", "yaml" or "json"
+  bool check_config = false;
+  std::map<std::string, std::string> settings;  // by setting; empty unless given
+};
+
+void Describe(CLI::App* app, CommandLine* line) {
+  app->description("kvbridged turns one model's KV cache into a sibling model's.");
+  app->set_version_flag("--version", std::string("kvbridged ") + kVersion + " (" + kRevision + ")");
+  app->add_option("--config", line->config_file, "Configuration, YAML or JSON");
+  app->add_flag("--check-config", line->check_config, "Validate the configuration and exit");
+  app->add_option("--print-config", line->print_config,
+                  "Print every setting with its origin, as yaml or json, and exit")
+      ->expected(0, 1)
+      ->default_str("yaml")
+      ->check(CLI::IsMember({"yaml", "json"}));
+  app->add_option("--ports-file", line->ports_file,
+                  "Write the bound addresses there as JSON, once they serve");
+  for (const std::string& setting : Settings()) {
+    app->add_option(FlagName(setting), line->settings[setting],
+                    setting + " (or " + EnvName(setting) + ")")
+        ->group("Settings");
+  }
+}
+
+absl::StatusOr<LoadedConfig> ReadConfig(const CLI::App& app, const CommandLine& line) {
+  ConfigSources sources;
+  if (!line.config_file.empty()) {
+    auto text = base::ReadFile(line.config_file, base::kMiB);
+    if (!text.ok()) return text.status();
+    sources.file_name = line.config_file;
+    sources.file_text = *std::move(text);
+  }
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string variable = *entry;
+    const size_t equals = variable.find('=');
+    if (equals == std::string::npos) continue;
+    sources.env.emplace_back(variable.substr(0, equals), variable.substr(equals + 1));
+  }
+  for (const auto& [setting, text] : line.settings) {
+    if (app.count(FlagName(setting)) > 0) sources.flags.emplace_back(setting, text);
+  }
+  return LoadConfig(sources);
+}
+
+int Fail(const absl::Status& status, int code) {
+  std::cerr << "kvbridged: " << status.message() << "\n";
+  return code;
+}
+
+absl::Status WritePorts(const std::string& path, const Server& server) {
+  if (path.empty()) return absl::OkStatus();
+  const nlohmann::json ports = {{"grpc", server.grpc_addresses()},
+                                {"admin", server.admin_address()}};
+  return base::WriteFileAtomic(path, ports.dump() + "\n");
+}
+
+int Serve(const LoadedConfig& loaded, const std::string& ports_file) {
+  const base::SystemClock clock;
+  Log log(Log::ToStderr(loaded.config.log().level(), loaded.config.log().format()), &clock);
+  auto server = Server::Create(loaded, &log);
+  if (!server.ok()) return Fail(server.status(), kCannotServe);
+  const SignalWatcher signals([&server, &log](int signal) {
+    log.Info("signal", {{"signal", signal == SIGINT ? "SIGINT" : "SIGTERM"}});
+    (*server)->RequestDrain(/*skip_delay=*/signal == SIGINT);
+  });
+  absl::Status status = (*server)->Start();
+  if (status.ok()) status = WritePorts(ports_file, **server);
+  if (!status.ok()) return Fail(status, kCannotServe);
+  (*server)->Wait();
+  return kOk;
+}
+
+int Main(int argc, char** argv) {
+  HoldSignals();
+  CLI::App app;
+  CommandLine line;
+  Describe(&app, &line);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kUsage;
+  }
+  if (app.count("--print-config") > 0 && line.print_config.empty()) line.print_config = "yaml";
+  const auto loaded = ReadConfig(app, line);
+  if (!loaded.ok()) return Fail(loaded.status(), kUsage);
+  if (!line.print_config.empty()) {
+    std::cout << (line.print_config == "json" ? PrintJson(*loaded) : PrintYaml(*loaded));
+    return kOk;
+  }
+  if (line.check_config) {
+    std::cout << "configuration is valid: " << loaded->config.routes_size() << " routes\n";
+    return kOk;
+  }
+  return Serve(*loaded, line.ports_file);
+}
+
+}  // namespace
+}  // namespace kvbridge::server
+
+int main(int argc, char** argv) { return kvbridge::server::Main(argc, argv); }

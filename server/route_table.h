@@ -1,0 +1,104 @@
+// The configured routes: which pair of models, by which artifact, under which policy, and whether
+// it can serve right now.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "core/base/clock.h"
+#include "core/base/mutex.h"
+#include "core/engine/transfer.h"
+#include "core/guard/reason.h"
+#include "core/guard/route_policy.h"
+#include "core/guard/transfer_spec.h"
+#include "core/metrics/server_metrics.h"
+#include "core/store/mapper_store.h"
+#include "kvbridge/v1/config.pb.h"
+#include "server/log.h"
+
+namespace kvbridge::server {
+
+// A route at one moment.
+struct RouteSnapshot {
+  std::string name;
+  guard::RoutePolicy policy;
+  store::PinnedMapper loaded;  // null: no artifact is in use
+  absl::Status last_error;     // of the last load
+
+  bool serving() const { return loaded != nullptr; }
+  bool enabled() const { return policy.stage != guard::RouteStage::kOff; }
+  bool proven() const {
+    return serving() && loaded->provenance.verdict() == artifact::Verdict::kPass;
+  }
+  // Only when serving.
+  engine::ArtifactPin pin() const { return {loaded->resident, proven()}; }
+  // Why it does not serve, for callers: it names the route, never a path.
+  guard::Refusal WhyNot() const;
+};
+
+// Thread contract: every method may be called from any thread. Load blocks its caller only; loads
+// of one route are serialised. Routes are neither added nor removed.
+class RouteTable {
+ public:
+  struct Deps {  // borrowed
+    store::MapperStore* store = nullptr;
+    metrics::ServerMetrics* metrics = nullptr;
+    Log* log = nullptr;
+    const base::Clock* clock = nullptr;
+  };
+
+  RouteTable(const v1::Config& config, Deps deps);
+
+  // Called, without a lock, after a route began or ceased to serve or changed its stage.
+  void OnChange(std::function<void()> callback) { on_change_ = std::move(callback); }
+
+  std::vector<std::string> names() const;
+  // NOT_FOUND names the route.
+  absl::StatusOr<RouteSnapshot> Get(absl::string_view name) const;
+  std::vector<RouteSnapshot> All() const;
+
+  // What a transfer will run: its route by name, or by both models' ids and revisions.
+  struct Choice {
+    std::string route;  // empty: none
+    guard::RoutePolicy policy;
+    std::variant<engine::ArtifactPin, guard::Refusal> pin;
+  };
+  Choice Choose(const guard::TransferSpec& spec) const;
+
+  // Loads beside what serves, then switches; a failure changes nothing but last_error. An empty
+  // `path` is the configured one. Transfers in flight keep the artifact they began with.
+  absl::Status Load(absl::string_view name, absl::string_view path);
+  absl::Status Unload(absl::string_view name);
+
+  // FAILED_PRECONDITION for a stage past shadow when the artifact has no passing evidence and the
+  // route does not allow that. Answers the stage before.
+  absl::StatusOr<guard::RouteStage> SetStage(absl::string_view name, guard::RouteStage stage,
+                                             double canary_share);
+
+ private:
+  struct Route {
+    v1::RouteConfig config;     // immutable
+    guard::RoutePolicy policy;  // guarded by mutex_
+  };
+
+  absl::StatusOr<const Route*> Find(absl::string_view name) const;
+  RouteSnapshot Snapshot(const Route& route, const std::vector<store::PairStatus>& pairs) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Report(const Route& route, const store::LoadedMapper& loaded) const;
+  void Changed() const;
+
+  const Deps deps_;
+  std::function<void()> on_change_;
+  mutable base::Mutex mutex_;
+  std::map<std::string, Route, std::less<>> routes_;  // the map itself is immutable
+};
+
+}  // namespace kvbridge::server

@@ -1,0 +1,315 @@
+#include "server/server.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include <sys/stat.h>
+
+#include "core/base/status_macros.h"
+#include "core/device/cpu/cpu_backend.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
+#include "grpcpp/server_builder.h"
+#include "nlohmann/json.hpp"
+#include "server/address.h"
+#include "server/convert.h"
+#include "server/version.h"
+
+namespace kvbridge::server {
+namespace {
+
+// The default limit of every client: a message that we accept is one that they can send.
+constexpr int kMaxMessageBytes = 4 << 20;
+// Of gRPC's own buffers for all connections together.
+constexpr size_t kGrpcQuotaBytes = size_t{128} << 20;
+constexpr int kMaxStreams = 1024;  // per connection
+constexpr int kKeepaliveMs = 30000;
+constexpr int kKeepaliveTimeoutMs = 20000;
+constexpr int kMinPingIntervalMs = 10000;
+// How often waiting for transfers looks again, and how long streams that hold no transfer (idle,
+// or health watches) may still take when the last transfer has ended.
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
+constexpr absl::Duration kIdleGrace = absl::Seconds(1);
+
+absl::StatusOr<std::optional<device::Isa>> ToIsa(const std::string& isa) {
+  if (isa == "auto") return std::nullopt;
+  constexpr std::pair<const char*, device::Isa> kIsas[] = {{"amx", device::Isa::kAmx},
+                                                           {"avx512bf16", device::Isa::kAvx512Bf16},
+                                                           {"avx2", device::Isa::kAvx2},
+                                                           {"portable", device::Isa::kPortable}};
+  for (const auto& [name, value] : kIsas) {
+    if (isa == name) return value;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("engine.isa: got \"", isa, "\""));
+}
+
+engine::Limits ToLimits(const v1::LimitsConfig& limits) {
+  return {.max_tokens = limits.max_tokens(),
+          .max_request_bytes = static_cast<uint64_t>(limits.max_request_bytes()),
+          .max_inflight_bytes = static_cast<uint64_t>(limits.max_inflight_bytes()),
+          .max_inflight_transfers = limits.max_inflight_transfers(),
+          .max_tenant_bytes = static_cast<uint64_t>(limits.max_tenant_bytes())};
+}
+
+std::vector<metrics::ReasonLabel> WireReasons() {
+  std::vector<metrics::ReasonLabel> reasons;
+  for (int value = 1; v1::Reason_IsValid(value); ++value) {
+    const auto reason = static_cast<guard::Reason>(value);
+    reasons.push_back({std::string(Name(reason)), std::string(Name(guard::ClassOf(reason)))});
+  }
+  return reasons;
+}
+
+std::vector<metrics::RpcMethod> AllMethods() {
+  std::vector<metrics::RpcMethod> methods = KvBridgeMethods();
+  for (metrics::RpcMethod& method : AdminMethods()) methods.push_back(std::move(method));
+  return methods;
+}
+
+metrics::ServerMetrics::Options MetricsOptions(const v1::Config& config,
+                                               const std::string& backend) {
+  metrics::ServerMetrics::Options options;
+  for (const auto& route : config.routes()) options.pairs.push_back(route.name());
+  options.reasons = WireReasons();
+  options.methods = AllMethods();
+  options.latency_buckets.assign(config.metrics().latency_buckets().begin(),
+                                 config.metrics().latency_buckets().end());
+  options.version = kVersion;
+  options.revision = kRevision;
+  options.compiler = kCompiler;
+  options.backend = backend;
+  options.queue_limit = base::WorkerPool::Options().max_jobs;
+  options.memory_limit_bytes = static_cast<uint64_t>(config.limits().max_inflight_bytes());
+  return options;
+}
+
+void ConfigureChannels(grpc::ServerBuilder* builder) {
+  grpc::ResourceQuota quota("kvbridged");
+  quota.Resize(kGrpcQuotaBytes);
+  builder->SetResourceQuota(quota);
+  builder->SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder->SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
+  // Two servers on one port would share its clients silently.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 1);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              kMinPingIntervalMs);
+}
+
+// gRPC keeps both switches for the whole process.
+void EnablePlugins(bool reflection) {
+  grpc::EnableDefaultHealthCheckService(true);
+  static std::atomic<bool> registered{false};
+  if (reflection && !registered.exchange(true)) {
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  }
+}
+
+}  // namespace
+
+struct Server::Parts {
+  std::unique_ptr<base::WorkerPool> workers;
+  std::shared_ptr<kv::BufferPool> buffers;
+  std::unique_ptr<device::Backend> backend;
+  std::unique_ptr<engine::TransferEngine> engine;
+};
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loaded, Log* log) {
+  static const base::SystemClock* const clock = new base::SystemClock();
+  const v1::Config& config = loaded.config;
+  Parts parts;
+  KVB_ASSIGN_OR_RETURN(parts.workers,
+                       base::WorkerPool::Create({.threads = config.engine().threads()}));
+  parts.buffers =
+      kv::BufferPool::Create(static_cast<uint64_t>(config.limits().max_inflight_bytes()));
+  KVB_ASSIGN_OR_RETURN(const std::optional<device::Isa> isa, ToIsa(config.engine().isa()));
+  KVB_ASSIGN_OR_RETURN(
+      parts.backend, device::CpuBackend::Create({.isa = isa}, parts.workers.get(), parts.buffers));
+  KVB_ASSIGN_OR_RETURN(
+      parts.engine,
+      engine::TransferEngine::Create(
+          {.tile_tokens = config.engine().tile_tokens(),
+           .tiles_in_flight = config.limits().tiles_in_flight(),
+           .limits = ToLimits(config.limits())},
+          {.pool = parts.workers.get(), .backend = parts.backend.get(), .clock = clock}));
+  return std::unique_ptr<Server>(new Server(loaded, log, std::move(parts)));
+}
+
+Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
+    : loaded_(loaded),
+      config_(loaded_.config),
+      log_(*log),
+      backend_name_(parts.backend->name()),
+      workers_(std::move(parts.workers)),
+      buffers_(std::move(parts.buffers)),
+      backend_(std::move(parts.backend)),
+      engine_(std::move(parts.engine)),
+      liveness_(workers_.get(), &clock_),
+      metrics_([this] {
+        auto options = MetricsOptions(config_, backend_name_);
+        options.saturation = [this] { return Saturation(); };
+        return options;
+      }()),
+      events_([this](const v1::DecisionEvent& event) {
+        log_.Event("decision", EventFields(event));
+        metrics_.EventWritten("log");
+      }),
+      recorder_(&metrics_, &events_),
+      store_(backend_.get(), workers_.get(), &clock_),
+      routes_(config_, {&store_, &metrics_, log, &clock_}),
+      state_(&routes_, &metrics_, log),
+      kv_bridge_({.transfers = {.routes = &routes_,
+                                .engine = engine_.get(),
+                                .buffers = buffers_,
+                                .clock = &clock_,
+                                .recorder = &recorder_,
+                                .draining = &draining_},
+                  .state = &state_,
+                  .metrics = &metrics_,
+                  .version = kVersion,
+                  .backend = backend_name_}),
+      admin_({.routes = &routes_,
+              .tasks = &tasks_,
+              .recorder = &recorder_,
+              .clock = &clock_,
+              .drain = [this] { RequestDrain(/*skip_delay=*/false); }}) {
+  metrics_.ConfigRead(clock_.Now());
+  routes_.OnChange([this] { state_.Refresh(); });
+}
+
+Server::~Server() {
+  RequestDrain(/*skip_delay=*/true);
+  Wait();
+}
+
+absl::Status Server::Start() {
+  KVB_RETURN_IF_ERROR(StartGrpc());
+  KVB_RETURN_IF_ERROR(StartAdmin());
+  log_.Info("serving", {{"grpc", grpc_addresses_},
+                        {"admin", admin_address_},
+                        {"version", kVersion},
+                        {"backend", backend_name_},
+                        {"threads", workers_->threads()}});
+  LoadArtifacts();
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartGrpc() {
+  EnablePlugins(config_.listen().reflection());
+  grpc::ServerBuilder builder;
+  ConfigureChannels(&builder);
+  std::vector<int> ports(config_.listen().grpc_size(), 0);
+  for (int i = 0; i < config_.listen().grpc_size(); ++i) {
+    const std::string& text = config_.listen().grpc(i);
+    KVB_ASSIGN_OR_RETURN(const Address address, Address::Parse(text));
+    if (address.is_unix()) KVB_RETURN_IF_ERROR(RemoveStaleSocket(address.path));
+    builder.AddListeningPort(text, grpc::InsecureServerCredentials(), &ports[i]);
+  }
+  builder.RegisterService(&kv_bridge_);
+  builder.RegisterService(&admin_);
+  const mode_t before = umask(0117);  // sockets are for the owner and its group
+  grpc_ = builder.BuildAndStart();
+  umask(before);
+  if (grpc_ == nullptr) return absl::UnavailableError("listen.grpc: an address cannot be bound");
+  for (int i = 0; i < config_.listen().grpc_size(); ++i) {
+    const std::string& text = config_.listen().grpc(i);
+    const bool any_port = !Address::Parse(text)->is_unix() && Address::Parse(text)->port == 0;
+    grpc_addresses_.push_back(
+        any_port ? absl::StrCat(text.substr(0, text.rfind(':')), ":", ports[i]) : text);
+  }
+  state_.ServeHealth(grpc_->GetHealthCheckService());
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartAdmin() {
+  if (config_.listen().admin() == "off") return absl::OkStatus();
+  KVB_ASSIGN_OR_RETURN(const Address address, Address::Parse(config_.listen().admin()));
+  KVB_ASSIGN_OR_RETURN(http_, AdminHttp::Start(address.host, address.port,
+                                               {.metrics = [this] { return metrics_.Scrape(); },
+                                                .live = [this] { return liveness_.Check(); },
+                                                .ready = [this] { return state_.ready(); },
+                                                .version = [this] { return VersionJson(); },
+                                                .config = [this] { return PrintJson(loaded_); }}));
+  admin_address_ = absl::StrCat(address.host, ":", http_->port());
+  return absl::OkStatus();
+}
+
+void Server::LoadArtifacts() {
+  for (const std::string& name : routes_.names()) {
+    (void)tasks_.Post([this, name] {
+      if (!draining_.load()) (void)routes_.Load(name, "");
+    });
+  }
+  (void)tasks_.Post([this] { state_.Started(); });
+}
+
+metrics::Saturation Server::Saturation() const {
+  return {.inflight_transfers = engine_->admission().inflight_transfers(),
+          .queue_depth = static_cast<int64_t>(workers_->queued_jobs()),
+          .memory_used_bytes = engine_->admission().inflight_bytes(),
+          .events_dropped = events_.dropped()};
+}
+
+std::string Server::VersionJson() const {
+  const nlohmann::json version = {{"version", kVersion},
+                                  {"revision", kRevision},
+                                  {"compiler", kCompiler},
+                                  {"backend", backend_name_}};
+  return version.dump() + "\n";
+}
+
+// --- stopping
+
+void Server::RequestDrain(bool skip_delay) {
+  base::MutexLock lock(&drain_mutex_);
+  ++drain_requests_;
+  skip_delay_ = skip_delay_ || skip_delay;
+  drain_changed_.SignalAll();
+}
+
+bool Server::DrainSkipsDelay() { return skip_delay_ || drain_requests_ > 1; }
+
+void Server::Wait() {
+  if (stopped_) return;
+  {
+    base::MutexLock lock(&drain_mutex_);
+    while (drain_requests_ == 0) drain_changed_.Wait(&drain_mutex_);
+  }
+  Drain();
+  stopped_ = true;
+}
+
+void Server::Drain() {
+  state_.Draining();
+  {
+    // Not ready, but serving: load balancers notice late.
+    base::MutexLock lock(&drain_mutex_);
+    const absl::Time end = clock_.Now() + ToDuration(config_.drain().delay());
+    while (!DrainSkipsDelay() && clock_.Now() < end) {
+      drain_changed_.WaitFor(&drain_mutex_, end - clock_.Now());
+    }
+  }
+  draining_.store(true);
+  const absl::Time deadline = clock_.Now() + ToDuration(config_.drain().deadline());
+  WaitForTransfers(deadline);
+  const absl::Time last = std::min(deadline, clock_.Now() + kIdleGrace);
+  if (grpc_ != nullptr) grpc_->Shutdown(absl::ToChronoTime(last));
+  tasks_.Stop();
+  events_.Stop();
+  log_.Info("stopped");
+  log_.Flush();
+}
+
+void Server::WaitForTransfers(absl::Time until) {
+  base::MutexLock lock(&drain_mutex_);
+  while (engine_->admission().inflight_transfers() > 0 && clock_.Now() < until) {
+    drain_changed_.WaitFor(&drain_mutex_, kDrainPoll);
+  }
+}
+
+}  // namespace kvbridge::server

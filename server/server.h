@@ -1,0 +1,117 @@
+// kvbridged without its command line: everything it is made of, started and stopped in order.
+//
+//   Create   makes the parts; nothing is read or bound
+//   Start    binds the addresses and begins to serve; artifacts are loaded in the background
+//   RequestDrain, then Wait: not ready -> delay -> refuse new transfers -> finish those in flight
+//   or
+//            stop them at the deadline -> flush events
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "core/base/clock.h"
+#include "core/base/mutex.h"
+#include "core/base/worker_pool.h"
+#include "core/device/backend.h"
+#include "core/engine/transfer_engine.h"
+#include "core/kv/buffer_pool.h"
+#include "core/metrics/server_metrics.h"
+#include "core/store/mapper_store.h"
+#include "grpcpp/server.h"
+#include "server/admin_http.h"
+#include "server/admin_service.h"
+#include "server/config.h"
+#include "server/decision_recorder.h"
+#include "server/event_log.h"
+#include "server/kv_bridge_service.h"
+#include "server/liveness.h"
+#include "server/log.h"
+#include "server/route_table.h"
+#include "server/server_state.h"
+#include "server/task_thread.h"
+
+namespace kvbridge::server {
+
+// Thread contract: Create, Start and Wait by one thread, the rest by any.
+class Server {
+ public:
+  static absl::StatusOr<std::unique_ptr<Server>> Create(const LoadedConfig& loaded, Log* log);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // UNAVAILABLE names the address that cannot be bound.
+  absl::Status Start();
+
+  // As they were bound: "127.0.0.1:41235", "unix:/run/k.sock".
+  const std::vector<std::string>& grpc_addresses() const { return grpc_addresses_; }
+  // Empty when admin HTTP is off.
+  const std::string& admin_address() const { return admin_address_; }
+
+  // A second request, and the first with `skip_delay`, cut the delay short.
+  void RequestDrain(bool skip_delay);
+
+  // Blocks until a requested drain is complete.
+  void Wait();
+
+  const ServerState& state() const { return state_; }
+  const engine::TransferEngine& engine() const { return *engine_; }
+  const kv::BufferPool& buffers() const { return *buffers_; }
+  std::string Metrics() { return metrics_.Scrape(); }
+
+ private:
+  struct Parts;  // what can fail to be made
+  Server(const LoadedConfig& loaded, Log* log, Parts parts);
+
+  absl::Status StartGrpc();
+  absl::Status StartAdmin();
+  void LoadArtifacts();
+  void Drain();
+  bool DrainSkipsDelay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drain_mutex_);
+  void WaitForTransfers(absl::Time until);
+  metrics::Saturation Saturation() const;
+  std::string VersionJson() const;
+
+  const LoadedConfig loaded_;
+  const v1::Config& config_;
+  Log& log_;
+  const base::SystemClock clock_;
+  const std::string backend_name_;
+
+  // In order of construction: each uses only what stands above it.
+  const std::unique_ptr<base::WorkerPool> workers_;
+  const std::shared_ptr<kv::BufferPool> buffers_;
+  const std::unique_ptr<device::Backend> backend_;
+  const std::unique_ptr<engine::TransferEngine> engine_;
+  Liveness liveness_;
+  metrics::ServerMetrics metrics_;
+  EventLog events_;
+  DecisionRecorder recorder_;
+  store::MapperStore store_;
+  RouteTable routes_;
+  ServerState state_;
+  TaskThread tasks_;
+  std::atomic<bool> draining_{false};
+  KvBridgeService kv_bridge_;
+  AdminService admin_;
+  std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<AdminHttp> http_;
+  std::vector<std::string> grpc_addresses_;
+  std::string admin_address_;
+
+  base::Mutex drain_mutex_;
+  base::CondVar drain_changed_;
+  int drain_requests_ ABSL_GUARDED_BY(drain_mutex_) = 0;
+  bool skip_delay_ ABSL_GUARDED_BY(drain_mutex_) = false;
+  bool stopped_ = false;
+};
+
+}  // namespace kvbridge::server
