@@ -164,8 +164,9 @@ def print_rows(text: str, rows: list[dict]) -> None:
                 cell += ")" if key == "top1" else f", {row['relative'][key]:+.2%})"
             cells.append(f"{cell:>{width}}")
         cells += [f"{row[k]:7.4f}" for k in ("nll_target", "nll_source", "nll_no_prefix")]
-        low, high = row["gap_95"]
-        cells.append(f"{row['gap']:7.1%} [{low:6.1%}, {high:6.1%}]")
+        if row["nll_source"] > row["nll_target"]:  # else there is no gap to recover
+            low, high = row["gap_95"]
+            cells.append(f"{row['gap']:7.1%} [{low:6.1%}, {high:6.1%}]")
         print(" ".join(cells))
 
 
@@ -195,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_grad_enabled(False)
+    torch.set_num_threads(1)  # models this small gain nothing from more, and lose much on a busy machine
     found = find_routes(args.family)
     found = [(r, f) for r, f in found if not args.routes or r.name in args.routes]
     routes = [route for route, _ in found]

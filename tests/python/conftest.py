@@ -10,12 +10,14 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python/src"), str(Path(__file__).parent)]
+# The models are tiny: more threads gain nothing, and lose much while other suites run beside this one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np  # noqa: E402
 from fake_server import FakeServer, Faults, ReferenceMap  # noqa: E402
 from kvbridge import Client, model_spec  # noqa: E402
 from kvbridge.arrays import float32_to_bf16  # noqa: E402

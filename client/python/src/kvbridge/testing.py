@@ -1,0 +1,119 @@
+"""A kvbridged of one's own, for tests, demonstrations and measurements: a child process on a unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvbridge.client import Client
+from kvbridge.result import RpcFailed
+
+
+class LocalServer:
+    """Starts kvbridged with the given routes and stops it again. Use as a context manager.
+
+    binary: path of kvbridged. routes: RouteConfig messages as dicts (config.proto). settings: the rest of the
+    configuration, e.g. {"engine": {"threads": 2}}. Its files, log included, lie in `folder`, a temporary one.
+    """
+
+    def __init__(
+        self,
+        binary: str | os.PathLike[str],
+        routes: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._binary = Path(binary).resolve()
+        self._routes = [dict(route) for route in routes]
+        self._settings = dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._temporary = tempfile.TemporaryDirectory(prefix="kvbridge-")
+        self.folder = Path(self._temporary.name)
+        self.address = f"unix:{self.folder}/kvbridged.sock"
+        self.log = self.folder / "kvbridged.log"
+        self._admin_port = _free_port()
+
+    def __enter__(self) -> LocalServer:
+        config = {
+            "listen": {"grpc": [self.address], "admin": f"127.0.0.1:{self._admin_port}"},
+            "drain": {"delay": "0s", "deadline": "5s"},
+            "log": {"format": "json"},
+            "routes": self._routes,
+            **self._settings,
+        }
+        path = self.folder / "kvbridged.json"
+        path.write_text(json.dumps(config, indent=1))
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [self._binary, "--config", path], stdout=log, stderr=subprocess.STDOUT
+            )
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self.stop()
+        self._temporary.cleanup()
+
+    def stop(self) -> int:
+        """Asks it to drain and waits; its exit status. Idempotent."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            return self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def metrics(self) -> dict[str, float]:
+        """The server's counters and gauges by name with labels, as /metrics prints them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin_port}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+    def _wait_until_it_answers(self, seconds: float = 60.0) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + seconds
+        with Client(self.address, timeout=5.0) as client:
+            while True:
+                status = self._process.poll()
+                if status is not None:
+                    raise RuntimeError(f"kvbridged exited with {status}:\n{self.log.read_text()[-2000:]}")
+                try:
+                    client.health()
+                    return
+                except RpcFailed as error:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"kvbridged does not answer: {error}") from None
+                time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
