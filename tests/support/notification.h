@@ -6,7 +6,7 @@
 
 #include "core/base/mutex.h"
 
-namespace kvbridge::testing {
+namespace kvbridge::test {
 
 class Notification {
  public:
@@ -36,4 +36,4 @@ class Notification {
   bool notified_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace kvbridge::testing
+}  // namespace kvbridge::test

@@ -58,7 +58,7 @@ TEST(WorkerPool, ALoopOutlivesALateHelper) {
 TEST(WorkerPool, JobsRunInOrderAndMayUseLoops) {
   auto pool = MakePool({.threads = 1});
   std::vector<int> order;
-  ::kvbridge::testing::Notification done;
+  test::Notification done;
   for (int j = 0; j < 3; ++j) {
     ASSERT_TRUE(pool->Submit([&, j] {
                       pool->ParallelFor(2, [](int64_t) {});
@@ -73,8 +73,8 @@ TEST(WorkerPool, JobsRunInOrderAndMayUseLoops) {
 
 TEST(WorkerPool, AFullQueueRefusesTheNewJob) {
   auto pool = MakePool({.threads = 1, .max_jobs = 1});
-  ::kvbridge::testing::Notification started;
-  ::kvbridge::testing::Notification release;
+  test::Notification started;
+  test::Notification release;
   ASSERT_TRUE(pool->Submit([&] {
                     started.Notify();
                     release.WaitForNotification();

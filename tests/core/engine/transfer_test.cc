@@ -24,7 +24,7 @@ Refusal Gone() { return {Outcome::kFallbackReprefill, Reason::kCancelled, "the c
 
 // Submits one tile and waits for its on_done.
 absl::Status RunTile(Transfer& transfer, TileWork work) {
-  testing::Notification done;
+  test::Notification done;
   absl::Status result;
   work.on_done = [&](const absl::Status& status) {
     result = status;
@@ -107,7 +107,7 @@ TEST_F(TransferTest, CallbacksComeInOrderAndLayersInGroups) {
   target_alive = std::static_pointer_cast<Cache>(std::const_pointer_cast<void>(work.target_owner));
   source.reset();
   std::vector<std::string> events;
-  testing::Notification done;
+  test::Notification done;
   work.on_source_released = [&] {
     events.push_back(source_alive.expired() ? "released" : "still held");
   };
@@ -270,7 +270,7 @@ TEST_F(TransferTest, BudgetThatRanOutAfterTheLastTileIsStillABudget) {
 
 // A timeout must not free what a worker still writes to (faults.md B42).
 TEST_F(TransferTest, MemoryMapperAndRoomAreHeldUntilTheWorkerHasLeft) {
-  testing::Notification entered, leave, done;
+  test::Notification entered, leave, done;
   h_.backend_.on_map = [&](kv::LayerRange, auto cancelled) {
     entered.Notify();
     leave.WaitForNotification();
@@ -304,7 +304,7 @@ TEST_F(TransferTest, MemoryMapperAndRoomAreHeldUntilTheWorkerHasLeft) {
 }
 
 TEST_F(TransferTest, MoreTilesThanWereReservedAreRefused) {
-  testing::Notification leave;
+  test::Notification leave;
   h_.backend_.on_prepare = [&](const auto&) {
     leave.WaitForNotification();
     return absl::OkStatus();
@@ -323,7 +323,7 @@ TEST_F(TransferTest, MoreTilesThanWereReservedAreRefused) {
 
 TEST(TransferQueueTest, FullWorkerQueueIsOverload) {
   Harness h(Harness::DefaultOptions(), /*threads=*/1, /*max_jobs=*/1);
-  testing::Notification entered, leave;
+  test::Notification entered, leave;
   ASSERT_TRUE(h.pool_
                   ->Submit([&] {
                     entered.Notify();
@@ -388,7 +388,7 @@ TEST_F(TransferTest, ExactlyOneDecisionWhateverRaces) {
     auto spec = h_.Spec(8);
     spec.deadline = h_.clock_.Now() + absl::Seconds(1);
     const auto transfer = h_.Begin(spec);
-    testing::Notification tile_done;
+    test::Notification tile_done;
     TileWork work = h_.Tile({0, 8}, source, Target(9));
     work.on_done = [&](const absl::Status&) { tile_done.Notify(); };
     ASSERT_TRUE(transfer->SubmitTile(std::move(work)).ok());
