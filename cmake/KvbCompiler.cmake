@@ -18,7 +18,9 @@ endif()
 
 find_program(KVB_CCACHE ccache)
 if(KVB_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${KVB_CCACHE}")
+  # Paths below the source folder are hashed relative to it: clones share one cache.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}
+      CCACHE_NOHASHDIR=1 ${KVB_CCACHE})
 endif()
 
 find_program(KVB_LLD ld.lld)

@@ -9,13 +9,13 @@ usage() {
   cat <<'EOF'
 usage: bash tests/run.sh [--preset NAME] [--no-setup] [--help]
 
-  --preset NAME  release (as ci, without -Werror), ci (default), dev, asan, tsan
-                 asan and tsan run the C++ suite only
+  --preset NAME  release (default, shares its build with deploy/demo.sh), ci (warnings are errors, headers
+                 compiled alone), dev, asan, tsan (these two run the C++ suite only)
   --no-setup     don't install anything first
 EOF
 }
 
-preset=ci setup=1
+preset=release setup=1
 while [ $# -gt 0 ]; do
   case $1 in
     --preset) preset=${2:?"--preset needs a name"}; shift 2 ;;
@@ -34,9 +34,13 @@ export KVBRIDGE_VENV=$venv PATH=$venv/bin:$PATH
 build=build/$preset
 jobs=$(nproc)
 
+bench=ON
+case $preset in asan | tsan) bench=OFF ;; esac
+
 say "configuring $build"
 mkdir -p build
-cmake --preset "$preset" "-DKVBRIDGE_TORCH_DIR=$(echo "$venv"/lib/python3*/site-packages/torch)" >"$build.configure.log" 2>&1 ||
+cmake --preset "$preset" -DKVBRIDGE_BUILD_TESTS=ON -DKVBRIDGE_BUILD_BENCH=$bench \
+  "-DKVBRIDGE_TORCH_DIR=$(echo "$venv"/lib/python3*/site-packages/torch)" >"$build.configure.log" 2>&1 ||
   { cat "$build.configure.log" >&2; exit 1; }
 say "building (-j$jobs)"
 cmake --build "$build" -j "$jobs" | awk 'NR % 40 == 0 || /FAILED|error|warning/ { print; fflush() }' >&2
