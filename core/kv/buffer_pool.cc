@@ -1,5 +1,7 @@
 #include "core/kv/buffer_pool.h"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <utility>
 
@@ -14,6 +16,16 @@ constexpr size_t kAlignment = 64;
 
 size_t Capacity(size_t bytes) {
   return (bytes / kAlignment + (bytes % kAlignment != 0)) * kAlignment;
+}
+
+// Tiles are read in strides of kilobytes: with small pages nearly every row misses the TLB.
+std::byte* Allocate(size_t capacity) {
+  constexpr size_t kLargePage = size_t{2} << 20;
+  void* data = nullptr;
+  const bool large = capacity >= 2 * kLargePage;
+  if (posix_memalign(&data, large ? kLargePage : kAlignment, capacity) != 0) return nullptr;
+  if (large) madvise(data, capacity - capacity % kLargePage, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(data);
 }
 
 }  // namespace
@@ -46,7 +58,7 @@ absl::StatusOr<std::shared_ptr<TileBuffer>> BufferPool::Acquire(size_t bytes) {
   }
   const size_t capacity = Capacity(bytes);
   FreeIdleUntil(room - capacity);
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, capacity));
+  std::byte* data = Allocate(capacity);
   if (data == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("buffer pool: the system has no ", base::HumanBytes(bytes), " to give"));
