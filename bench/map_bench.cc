@@ -174,13 +174,15 @@ class Bench {
   void Measure(const device::ResidentMapper& resident, Support kind, int64_t tokens, Json& result) {
     const mapper::Mapper& m = resident.mapper();
     const int64_t plane = tokens * m.source.geometry.row();
-    std::vector<std::byte> in = RandomBf16(2 * args_.layers * plane, 1);
-    std::vector<std::byte> out(in.size());
-    const auto view = [&](std::vector<std::byte>& bytes) {
-      return kv::DenseTileView(bytes.data(), tensor::DType::kBf16, args_.layers, tokens,
+    const std::vector<std::byte> random = RandomBf16(2 * args_.layers * plane, 1);
+    const auto in = pool_->Acquire(random.size()).value();
+    const auto out = pool_->Acquire(random.size()).value();
+    std::memcpy(in->data(), random.data(), random.size());
+    const auto view = [&](const kv::TileBuffer& buffer) {
+      return kv::DenseTileView(buffer.data(), tensor::DType::kBf16, args_.layers, tokens,
                                args_.heads, args_.head_dim);
     };
-    const kv::KvView source = view(in), target = view(out);
+    const kv::KvView source = view(*in), target = view(*out);
     const int64_t features = m.keys[0].features(m.source.geometry);
     const bool full = kind == Support::kFull;
     std::unique_ptr<GemmFloor> floor;

@@ -70,6 +70,10 @@ struct FinishArgs {
 
 inline constexpr int32_t kMaxHeadDim = 1024;
 
+// Tokens follow each other line by line within a step: lines of the eighth next token are fetched
+// early.
+inline constexpr int64_t kPackAhead = 8 * 64;
+
 // One token's heads, from FP32 into its row of A's steps.
 struct PackArgs {
   const float* src;  // [heads * head_dim]

@@ -62,6 +62,7 @@ void CopyBf16(const std::byte* src, int32_t head_dim, std::byte* dst) {
   constexpr size_t kLine = kBlock * 2;
   constexpr int64_t kStepBytes = kBlockElements * 2;
   for (; head_dim >= kBlock; head_dim -= kBlock, src += kLine, dst += kStepBytes) {
+    __builtin_prefetch(dst + kPackAhead, 1);
     std::memcpy(dst, src, kLine);
   }
   if (head_dim == 0) return;
