@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,9 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from kvbridge.client import Client
-from kvbridge.result import RpcFailed
 
 
 class LocalServer:
@@ -39,11 +35,11 @@ class LocalServer:
         self.folder = Path(self._temporary.name)
         self.address = f"unix:{self.folder}/kvbridged.sock"
         self.log = self.folder / "kvbridged.log"
-        self._admin_port = _free_port()
+        self._ports = self.folder / "ports.json"
 
     def __enter__(self) -> LocalServer:
         config = {
-            "listen": {"grpc": [self.address], "admin": f"127.0.0.1:{self._admin_port}"},
+            "listen": {"grpc": [self.address], "admin": "127.0.0.1:0"},
             "drain": {"delay": "0s", "deadline": "5s"},
             "log": {"format": "json"},
             "routes": self._routes,
@@ -53,10 +49,12 @@ class LocalServer:
         path.write_text(json.dumps(config, indent=1))
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [self._binary, "--config", path], stdout=log, stderr=subprocess.STDOUT
+                [self._binary, "--config", path, "--ports-file", self._ports],
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         try:
-            self._wait_until_it_answers()
+            self._wait_until_it_serves()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -90,30 +88,19 @@ class LocalServer:
 
     def metrics(self) -> dict[str, float]:
         """The server's counters and gauges by name with labels, as /metrics prints them."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin_port}/metrics", timeout=10) as page:
+        admin = json.loads(self._ports.read_text())["admin"]
+        with urllib.request.urlopen(f"http://{admin}/metrics", timeout=10) as page:
             lines = page.read().decode().splitlines()
         samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}
 
-    def _wait_until_it_answers(self, seconds: float = 60.0) -> None:
+    def _wait_until_it_serves(self, seconds: float = 60.0) -> None:
         assert self._process is not None
         deadline = time.monotonic() + seconds
-        with Client(self.address, timeout=5.0) as client:
-            while True:
-                status = self._process.poll()
-                if status is not None:
-                    raise RuntimeError(f"kvbridged exited with {status}:\n{self.log.read_text()[-2000:]}")
-                try:
-                    client.health()
-                    return
-                except RpcFailed as error:
-                    if time.monotonic() > deadline:
-                        raise RuntimeError(f"kvbridged does not answer: {error}") from None
-                time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        while not self._ports.exists():
+            status = self._process.poll()
+            if status is not None:
+                raise RuntimeError(f"kvbridged exited with {status}:\n{self.log.read_text()[-2000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"kvbridged does not serve after {seconds} s")
+            time.sleep(0.02)
