@@ -1,15 +1,17 @@
 // What a device can do: keep a mapper resident, and map tiles of tokens with it.
 //
 // A tile runs in two steps so that answers can leave layer by layer:
-//   Prepare    reads the source rows of the tile, un-rotates keys and lays features out for the device;
+//   Prepare    reads the source rows of the tile, un-rotates keys and lays features out for the
+//   device;
 //              after it the source memory is no longer needed.
-//   MapLayers  for a range of target layers: GEMM, bias, key renormalisation, RoPE, checks and store.
+//   MapLayers  for a range of target layers: GEMM, bias, key renormalisation, RoPE, checks and
+//   store.
 //
 // Results are reproducible on one device kind: a token's bytes depend on that token and the mapper
 // only, not on the tile it came in, on its neighbours, or on what used the workspace before.
 //
-// Thread contract: every method may be called from any thread. Prepare and MapLayers block, and share
-// the process's WorkerPool inside. One PreparedTile is used by one thread at a time.
+// Thread contract: every method may be called from any thread. Prepare and MapLayers block, and
+// share the process's WorkerPool inside. One PreparedTile is used by one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -21,6 +23,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
 #include "core/kv/kv_view.h"
 #include "core/mapper/mapper.h"
 
@@ -86,8 +89,9 @@ class Backend {
                                                                 const TileSource& source) = 0;
 
   // Maps target layers [layers) of the prepared tile into `target` tokens
-  // [target_begin, target_begin + tile tokens). `cancelled` is polled between units of work of about a
-  // millisecond: CANCELLED leaves the target partly written.
+  // [target_begin, target_begin + tile tokens). `cancelled` is polled between units of work of
+  // about a millisecond, by any worker and by several at once: CANCELLED leaves the target partly
+  // written.
   virtual absl::StatusOr<TileChecks> MapLayers(const ResidentMapper& mapper,
                                                const PreparedTile& tile, kv::LayerRange layers,
                                                const kv::KvView& target, int64_t target_begin,

@@ -6,8 +6,8 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 
+#include "core/base/mutex.h"
 #include "core/base/status_macros.h"
 #include "core/tensor/convert.h"
 
@@ -80,7 +80,7 @@ class Run {
   void Do(const Unit& unit);
   bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
   TileChecks checks() const {
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     return {.non_finite = stats_.non_finite,
             .saturated = stats_.saturated,
             .max_abs = std::bit_cast<float>(stats_.max_magnitude)};
@@ -118,7 +118,7 @@ class Run {
   absl::FunctionRef<bool()> cancelled_;
   std::atomic<bool> stopped_{false};
 
-  mutable absl::Mutex mutex_;
+  mutable base::Mutex mutex_;
   // Last in, first out: a worker mostly gets back the scratch that is in its own cache.
   std::vector<float*> free_ ABSL_GUARDED_BY(mutex_);
   RowStats stats_ ABSL_GUARDED_BY(mutex_) = {};
@@ -168,7 +168,7 @@ void Run::Do(const Unit& unit) {
   if (!Poll()) return;
   float* scratch;
   {
-    absl::MutexLock lock(&mutex_);
+    base::MutexLock lock(&mutex_);
     scratch = free_.back();
     free_.pop_back();
   }
@@ -189,7 +189,7 @@ void Run::Do(const Unit& unit) {
     if (!Multiply(product, stats)) break;
   }
   kernels_.leave();
-  absl::MutexLock lock(&mutex_);
+  base::MutexLock lock(&mutex_);
   free_.push_back(scratch);
   stats_.non_finite += stats.non_finite;
   stats_.saturated += stats.saturated;
