@@ -54,6 +54,7 @@ class ReferenceMap:
     tensors: dict[str, np.ndarray]
     gamma: list[np.ndarray] | None = None  # key renormalisation: the target's k_norm weights by layer
     eps: float = 1e-6
+    bf16_features: bool = False  # round what the products read, as a server with precision bf16 does
 
     @classmethod
     def load(cls, folder: Path, source, target, gamma=None) -> ReferenceMap:
@@ -82,6 +83,8 @@ class ReferenceMap:
         features = np.concatenate(
             [cache[s].transpose(1, 0, 2).reshape(cache.shape[2], -1) for s in sources], axis=1
         )
+        if self.bf16_features:
+            features = bf16_to_float32(float32_to_bf16(features))
         weight, bias = self.tensors[f"{part}_weight.{layer}"], self.tensors[f"{part}_bias.{layer}"]
         return np.einsum("nf,hfd->hnd", features, weight, optimize=True) + bias[:, None]
 
@@ -213,7 +216,7 @@ def _refusal(header, mapper: ReferenceMap, covered: int):
     """The few checks that tests rely on."""
     if header.source.identity != mapper.source.identity:
         return (
-            types_pb2.OUTCOME_UNSUPPORTED,
+            types_pb2.OUTCOME_FALLBACK_REPREFILL,
             types_pb2.REASON_INCOMPATIBLE_MODEL,
             types_pb2.REASON_CLASS_CLIENT,
             "source.identity differs",

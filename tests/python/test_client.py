@@ -106,12 +106,12 @@ def test_nan_keys_are_a_reason_to_prefill(serve):
     )
 
 
-def test_wrong_identity_is_unsupported_and_moves_no_payload(serve):
+def test_wrong_identity_falls_back_before_anything_moves(serve):
     client, server = serve()
     source = family_spec("small")
     source.identity.tokenizer_sha256 = "0" * 64
     result = send(client, source=source)
-    assert (result.outcome, result.reason) == ("unsupported", "incompatible_model")
+    assert (result.outcome, result.reason) == ("fallback_reprefill", "incompatible_model")
     assert len(server.headers) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -92,11 +93,13 @@ def relative_error(result, expected):
 
 
 def test_map_is_the_float32_reference(client, cache, reference: ReferenceMap):
-    expected = reference(*(part[:, :, :383] for part in cache), np.arange(383))
+    prefix, positions = [part[:, :, :383] for part in cache], np.arange(383)
     exact, fast = send(client, cache, "exact"), send(client, cache)
     assert exact.applied and exact.covered_tokens == 383
-    assert relative_error(exact, expected) < 1e-5
-    assert relative_error(fast, expected) < 2**-5
+    assert relative_error(exact, reference(*prefix, positions)) < 1e-5
+    # The family's maps cancel: rounding what they read moves single rows by a fifth. The oracle rounds, too.
+    rounded = dataclasses.replace(reference, bf16_features=True)
+    assert relative_error(fast, rounded(*prefix, positions)) < 2**-8
     assert fast.approximate and fast.hops == 1 and len(fast.artifact_digest) == 64 and fast.salt
 
 
@@ -134,9 +137,10 @@ def test_bf16_in_and_out(client, cache, reference: ReferenceMap):
     bits = tuple(float32_to_bf16(part) for part in cache)
     specs = {"source": family_spec("small", "bf16"), "target": family_spec("large", "bf16")}
     result = send(client, bits, **specs)
-    expected = reference(*(as_float32(part)[:, :, :383] for part in bits), np.arange(383))
+    rounded = dataclasses.replace(reference, bf16_features=True)
+    expected = rounded(*(as_float32(part)[:, :, :383] for part in bits), np.arange(383))
     assert result.keys.dtype == np.uint16
-    assert relative_error(result, expected) < 2**-5
+    assert relative_error(result, expected) < 2**-7
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ def test_another_identity_is_incompatible(client, cache, field):
     source = family_spec("small")
     setattr(source.identity, field, "0" * 64)
     result = send(client, cache, source=source)
-    assert (result.outcome, result.reason) == ("unsupported", "incompatible_model"), result
+    assert (result.outcome, result.reason) == ("fallback_reprefill", "incompatible_model"), result
     assert field in result.detail
 
 
@@ -189,9 +193,7 @@ def test_heads_that_differ_are_a_shape_mismatch(client, cache):
     source = family_spec("small")
     source.geometry.kv_heads = 1
     result = send(client, tuple(part[:, :1] for part in cache), source=source)
-    assert (result.outcome, result.reason) == ("unsupported", "shape_mismatch") or (
-        result.reason == "shape_mismatch"
-    ), result
+    assert (result.outcome, result.reason) == ("fallback_reprefill", "shape_mismatch"), result
 
 
 def test_cancelled_transfers_leave_nothing_behind(server, client, cache):
