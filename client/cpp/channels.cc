@@ -14,8 +14,6 @@ namespace kvbridge::client {
 namespace {
 
 constexpr int kMaxChannels = 64;
-// Frames of gRPC's default 16 KiB would cut a chunk into 250 pieces.
-constexpr int kMaxFrameBytes = 1 << 20;
 
 grpc::ChannelArguments ArgumentsFor(const Channels::Options& options) {
   grpc::ChannelArguments args;
@@ -28,7 +26,6 @@ grpc::ChannelArguments ArgumentsFor(const Channels::Options& options) {
   // Retries are this library's: it knows what was accepted.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 1);
-  args.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
   return args;
 }
 

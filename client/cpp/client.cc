@@ -81,6 +81,11 @@ absl::StatusOr<v1::TransferHeader> MakeHeader(const TransferOptions& options,
   }
   selection.mutable_inline_();
   header.mutable_target_selection()->mutable_inline_();
+  v1::TransferLimits& limits = *header.mutable_limits();
+  if (target.shape.tokens < selection.tokens() &&
+      (limits.max_covered_tokens() == 0 || limits.max_covered_tokens() > target.shape.tokens)) {
+    limits.set_max_covered_tokens(target.shape.tokens);
+  }
   return header;
 }
 

@@ -15,7 +15,8 @@ struct TransferOptions {
   // As transfer.proto says. The client fills in what the views state: both specs' geometries where
   // they are absent (a geometry that differs from its view is INVALID_ARGUMENT), the selection's
   // token count where it is 0 (fewer than the view's tokens sends the first ones), key_state where
-  // it is unspecified (ROPED), and where the bytes are.
+  // it is unspecified (ROPED), and where the bytes are. A target view with fewer tokens than are
+  // sent lowers max_covered_tokens to what it holds.
   v1::TransferHeader header;
   // For everything: connecting, retries, sending, mapping, receiving.
   absl::Duration deadline = absl::InfiniteDuration();

@@ -102,6 +102,18 @@ TEST_F(ClientTest, FewerTokensThanTheViewHoldsMayBeSent) {
   EXPECT_TRUE(target_.Holds(0, 5));
 }
 
+TEST_F(ClientTest, ASmallerTargetIsCoveredAsFarAsItGoes) {
+  FakeKvbridgeServer server({});
+  CacheShape shape = kSmallShape;
+  shape.tokens = 6;
+  TestCache target(shape, Layout::kHeadMajor);
+  auto client = Connect(server.target());
+  const auto result = client->Transfer(transfer_, source_.source(), target.target());
+  ASSERT_TRUE(result.ok() && result->applied());
+  EXPECT_EQ(result->covered_tokens, 6);
+  EXPECT_TRUE(target.Holds(0, 6));
+}
+
 TEST_F(ClientTest, AUnixSocketWorks) {
   const std::string path = ::testing::TempDir() + "kvbridge-client-" + std::to_string(getpid());
   FakeKvbridgeServer server({.address = "unix:" + path});

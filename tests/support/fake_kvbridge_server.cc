@@ -186,6 +186,9 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
     const int64_t prompt = header.prompt_tokens() == 0 ? tokens : header.prompt_tokens();
     const int64_t tail = std::max(1, header.limits().native_tail());
     int64_t covered = std::min(tokens, prompt - tail);
+    if (const int64_t most = header.limits().max_covered_tokens(); most > 0) {
+      covered = std::min(covered, most);
+    }
     if (server_->options.behaviour == Behaviour::kAcceptsTooMuch) covered = tokens + 1;
     v1::TransferEvent event;
     event.mutable_accepted()->set_covered_tokens(covered);
