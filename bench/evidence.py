@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "client/python/src"))
@@ -40,6 +42,7 @@ class Route:
     source: str  # "small" or "large"
     target: str
     published: dict  # text -> the prototype's figures
+    native: bool = False  # carries its own RoPE
 
 
 def find_routes(family: Path) -> list[tuple[Route, Path]]:
@@ -55,15 +58,31 @@ def find_routes(family: Path) -> list[tuple[Route, Path]]:
 
 
 def route_config(route: Route, folder: Path, family: Path, precision: str) -> dict:
-    """RouteConfig of a prototype artifact, which carries no RoPE and no evidence of its own."""
-    return {
+    """RouteConfig of an artifact without evidence; the prototype's carry no RoPE either."""
+    config = {
         "name": route.name,
         "artifact": str(folder.resolve()),
-        "source_config": str((family / route.source / "config.json").resolve()),
-        "target_config": str((family / route.target / "config.json").resolve()),
         "allow_unproven": True,
         "precision": precision,
     }
+    if not route.native:
+        for role, member in (("source", route.source), ("target", route.target)):
+            config[f"{role}_config"] = str((family / member / "config.json").resolve())
+    return config
+
+
+def renormalised(route: Route, folder: Path, family: Path, cli: str, out: Path) -> tuple[Route, Path]:
+    """The same artifact, native, with the target's k_norm weights."""
+    converted = out / route.name
+    subprocess.run(
+        [
+            cli, "artifact", "convert", "--source-config", family / route.source / "config.json",
+            "--target-config", family / route.target / "config.json",
+            "--key-norm-from", family / route.target, folder, converted,
+        ],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return Route(f"{route.name}-knorm", route.source, route.target, {}, native=True), converted
 
 
 def read_texts(folder: Path) -> dict[str, str]:
@@ -185,6 +204,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--routes", nargs="+", help="default: every artifact of the family")
     parser.add_argument("--passages", type=int, default=20)
     parser.add_argument("--tails", type=int, nargs="*", default=[], help="native tails besides 1")
+    parser.add_argument("--cli", help="kvbridge: measure each artifact with k_norm, too")
     parser.add_argument("--precision", default="bf16", choices=("bf16", "f32"))
     parser.add_argument("--tolerance", type=float, default=0.01, help="of KL and NLL, relative")
     parser.add_argument("--json", type=Path, help="write all figures here")
@@ -199,10 +219,13 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)  # models this small gain nothing from more, and lose much on a busy machine
     found = find_routes(args.family)
     found = [(r, f) for r, f in found if not args.routes or r.name in args.routes]
-    routes = [route for route, _ in found]
     family = Family(args.family)
     report, off = {}, []
     with ExitStack() as stack:
+        if args.cli:
+            out = Path(stack.enter_context(TemporaryDirectory(prefix="kvbridge-")))
+            found += [renormalised(r, f, args.family, args.cli, out) for r, f in found]
+        routes = [route for route, _ in found]
         address = args.server
         if address is None:
             configs = [route_config(r, f, args.family, args.precision) for r, f in found]

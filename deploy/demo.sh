@@ -28,7 +28,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-say() { printf '\033[2m%s\033[0m\n' "$*" >&2; }
+say() { printf '%s\n' "$*" >&2; }
 
 [ "$setup" = 0 ] || bash deploy/setup.sh
 venv=$(bash deploy/setup.sh --print-venv)

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 WIDTH, LABEL, ROW = 980, 330, 30
-COLOURS = {"mapped": "#2563eb", "control": "#9ca3af", "large": "#111827", "small": "#111827"}
+MAPPED, CONTROL, MODEL = "#2563eb", "#9ca3af", "#111827"
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>kvbridge demo</title>
 <style>
@@ -54,7 +54,8 @@ def _bars(rows: list[dict], key: str, low: float, high: float, text: str) -> str
         middle = ROW * index + ROW / 2
         value = row[key]
         left, right = sorted((x(0), x(value)))
-        colour = COLOURS[row["name"].split(":")[0].split(",")[0].split("'")[0].split(" ")[0]]
+        kinds = {"mapped": MAPPED, "control": CONTROL}
+        colour = next((c for kind, c in kinds.items() if row["name"].startswith(kind)), MODEL)
         parts.append(f'<text x="{LABEL - 10}" y="{middle + 4}" text-anchor="end">{escape(row["name"])}</text>')
         parts.append(
             f'<rect x="{left:.1f}" y="{middle - 8}" width="{max(1.0, right - left):.1f}" height="16" '

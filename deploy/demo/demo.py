@@ -28,6 +28,7 @@ ARTIFACT = FAMILY / "artifacts/prototype-small-to-large-k4-bf16"
 TEXT = FAMILY / "text/public_domain/eval_kjv.txt"
 PLAIN, RENORMALISED, DAMAGED = "plain", "key-norm", "damaged"
 STARTED = time.monotonic()
+BOLD, DIM, END = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
 
 
 @dataclass
@@ -43,12 +44,12 @@ class Models:
 
 def progress(text: str) -> None:
     """Where we are, on stderr."""
-    print(f"\033[2m[{time.monotonic() - STARTED:4.0f} s] {text}\033[0m", file=sys.stderr, flush=True)
+    print(f"{DIM}[{time.monotonic() - STARTED:4.0f} s] {text}{END}", file=sys.stderr, flush=True)
 
 
 def heading(text: str) -> None:
     """A section of the output."""
-    print(f"\n\033[1m{text}\033[0m")
+    print(f"\n{BOLD}{text}{END}")
 
 
 def load() -> Models:
@@ -95,7 +96,7 @@ def show_switch(models: Models, client: Client, passage: torch.Tensor) -> None:
     """One prompt, one switch, both continuations."""
     heading("1. Switch models in mid-prompt")
     prompt = passage[:, : ev.PROMPT]
-    options = {"max_new_tokens": 40, "do_sample": False}
+    options = {"max_new_tokens": 40, "do_sample": False, "repetition_penalty": 1.2}
     answer = generate_with_transfer(
         models.small, models.large, prompt, client,
         source=models.source, target=models.target, route=RENORMALISED, native_tail=17, **options,
@@ -256,7 +257,8 @@ def main() -> int:
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # models this small gain nothing from more
 
-    print("\033[1mkvbridge: turns one language model's KV cache into a sibling model's\033[0m")
+    sys.stdout.reconfigure(line_buffering=True)
+    print(f"{BOLD}kvbridge: turns one language model's KV cache into a sibling model's{END}")
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     progress("loading two models of one family: small (4 layers, 2.6 M) and large (8 layers, 6.7 M)")
