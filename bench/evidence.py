@@ -172,10 +172,10 @@ def compare(row: dict, published: dict) -> dict:
 def print_rows(text: str, rows: list[dict]) -> None:
     """One table per text."""
     print(f"\n{text}: nats per token; in brackets the prototype's figure and our relative difference")
-    head = f"{'variant':26} {'KL':>26} {'NLL':>26} {'top-1':>16} {'target':>7} {'source':>7} "
+    head = f"{'variant':34} {'KL':>26} {'NLL':>26} {'top-1':>16} {'target':>7} {'source':>7} "
     print(head + f"{'cold':>7} {'gap recovered':>22}")
     for row in rows:
-        cells = [f"{row['variant']:26}"]
+        cells = [f"{row['variant']:34}"]
         for key, width in (("kl", 26), ("nll", 26), ("top1", 16)):
             cell = f"{row[key]:.4f}"
             if "prototype" in row:
