@@ -71,8 +71,10 @@ TransferSession::TransferSession(const TransferEnv& env, grpc::CallbackServerCon
 void TransferSession::OnReadDone(bool ok) {
   {
     base::MutexLock lock(&mutex_);
-    reading_ = false;
-    if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
+    if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) {
+      reading_ = false;
+      return;
+    }
     input_ended_ = !ok;
   }
   if (ok) {
@@ -82,6 +84,10 @@ void TransferSession::OnReadDone(bool ok) {
   } else {
     EndInput();
   }
+  // Only now: whoever pumps meanwhile must not start the next read beside this message.
+  base::MutexLock lock(&mutex_);
+  reading_ = false;
+  Pump();
 }
 
 void TransferSession::TakeMessage(const grpc::ByteBuffer& bytes) {
@@ -89,7 +95,6 @@ void TransferSession::TakeMessage(const grpc::ByteBuffer& bytes) {
   if (!message.ok()) {
     base::MutexLock lock(&mutex_);
     Malformed(message.status());
-    Pump();
   } else if (const auto* header = std::get_if<v1::TransferHeader>(&*message)) {
     TakeHeader(*header);
   } else {
@@ -102,7 +107,6 @@ void TransferSession::TakeHeader(const v1::TransferHeader& header) {
     base::MutexLock lock(&mutex_);
     if (phase_ != Phase::kHeader) {
       Refuse(Fallback(Reason::kInvalidRequest, "header: expected chunks after it, got a second"));
-      Pump();
       return;
     }
     about_.request_id = header.request_id().substr(0, kMaxRequestId);
@@ -118,7 +122,6 @@ void TransferSession::TakeHeader(const v1::TransferHeader& header) {
   } else {
     Decide(std::get<engine::Decision>(begun));
   }
-  Pump();
 }
 
 std::variant<std::shared_ptr<engine::Transfer>, engine::Decision> TransferSession::Begin(
@@ -190,7 +193,6 @@ void TransferSession::TakeChunk(const wire::ReceivedChunk& chunk) {
     base::MutexLock lock(&mutex_);
     if (phase_ == Phase::kHeader) {
       Malformed(absl::InvalidArgumentError("chunk: expected the header first"));
-      Pump();
     }
     if (phase_ != Phase::kStreaming) return;
   }
@@ -205,7 +207,6 @@ void TransferSession::TakeChunk(const wire::ReceivedChunk& chunk) {
     transfer_->AddStage(engine::Stage::kIngress, env_.clock->Now() - read_started_);
     for (kv::Tile& tile : complete) ready_.push_back(std::move(tile));
   }
-  Pump();
 }
 
 // Verifies a chunk and copies it into its tiles, without the lock: this is where a reader's time
@@ -242,7 +243,6 @@ void TransferSession::EndInput() {
     const absl::Status missing = assembler_->Finish();
     if (!missing.ok()) Refuse(FromAssembler(missing));
   }
-  Pump();
 }
 
 // --- map
