@@ -94,9 +94,9 @@ def route(name: str, artifact: Path) -> dict:
 
 def show_switch(models: Models, client: Client, passage: torch.Tensor) -> None:
     """One prompt, one switch, both continuations."""
-    heading("1. Switch models in mid-prompt")
+    heading("1. Switch models in mid-prompt  (greedy, no word triple twice)")
     prompt = passage[:, : ev.PROMPT]
-    options = {"max_new_tokens": 40, "do_sample": False, "repetition_penalty": 1.2}
+    options = {"max_new_tokens": 40, "do_sample": False, "no_repeat_ngram_size": 3}
     answer = generate_with_transfer(
         models.small, models.large, prompt, client,
         source=models.source, target=models.target, route=RENORMALISED, native_tail=17, **options,
