@@ -94,7 +94,7 @@ def route(name: str, artifact: Path) -> dict:
 
 def show_switch(models: Models, client: Client, passage: torch.Tensor) -> None:
     """One prompt, one switch, both continuations."""
-    heading("1. Switch models in mid-prompt  (greedy, no word triple twice)")
+    heading("1. Switch models in mid-prompt  (greedy, no three tokens twice)")
     prompt = passage[:, : ev.PROMPT]
     options = {"max_new_tokens": 40, "do_sample": False, "no_repeat_ngram_size": 3}
     answer = generate_with_transfer(
