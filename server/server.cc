@@ -32,6 +32,9 @@ constexpr int kMinPingIntervalMs = 10000;
 // or health watches) may still take when the last transfer has ended.
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 constexpr absl::Duration kIdleGrace = absl::Seconds(1);
+// Callers that come now are told `draining`; once gRPC shuts down they'd only see a lost
+// connection.
+constexpr absl::Duration kRefusalWindow = absl::Milliseconds(200);
 
 absl::StatusOr<std::optional<device::Isa>> ToIsa(const std::string& isa) {
   if (isa == "auto") return std::nullopt;
@@ -296,18 +299,21 @@ void Server::Drain() {
   }
   draining_.store(true);
   const absl::Time deadline = clock_.Now() + ToDuration(config_.drain().deadline());
-  WaitForTransfers(deadline);
+  WaitForTransfers(clock_.Now() + kRefusalWindow, deadline);
   const absl::Time last = std::min(deadline, clock_.Now() + kIdleGrace);
   if (grpc_ != nullptr) grpc_->Shutdown(absl::ToChronoTime(last));
+  // A worker may still be inside a transfer that was cancelled; it uses what is destroyed next.
+  workers_->Stop();
   tasks_.Stop();
   events_.Stop();
   log_.Info("stopped");
   log_.Flush();
 }
 
-void Server::WaitForTransfers(absl::Time until) {
+void Server::WaitForTransfers(absl::Time earliest, absl::Time latest) {
   base::MutexLock lock(&drain_mutex_);
-  while (engine_->admission().inflight_transfers() > 0 && clock_.Now() < until) {
+  while ((clock_.Now() < earliest || engine_->admission().inflight_transfers() > 0) &&
+         clock_.Now() < latest) {
     drain_changed_.WaitFor(&drain_mutex_, kDrainPoll);
   }
 }

@@ -76,7 +76,8 @@ class Server {
   void LoadArtifacts();
   void Drain();
   bool DrainSkipsDelay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drain_mutex_);
-  void WaitForTransfers(absl::Time until);
+  // Not before `earliest`, not after `latest`.
+  void WaitForTransfers(absl::Time earliest, absl::Time latest);
   metrics::Saturation Saturation() const;
   std::string VersionJson() const;
 

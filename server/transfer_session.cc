@@ -68,30 +68,27 @@ TransferSession::TransferSession(const TransferEnv& env, grpc::CallbackServerCon
 
 // --- in
 
+// `reading_` stays set until the message is dealt with: no other thread may start the next read
+// while the assembler is in use.
 void TransferSession::OnReadDone(bool ok) {
   {
     base::MutexLock lock(&mutex_);
-    if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) {
-      reading_ = false;
-      return;
-    }
+    if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
     input_ended_ = !ok;
   }
   if (ok) {
-    grpc::ByteBuffer bytes;
-    bytes.Swap(&incoming_);
-    TakeMessage(bytes);
+    TakeMessage();
   } else {
     EndInput();
   }
-  // Only now: whoever pumps meanwhile must not start the next read beside this message.
   base::MutexLock lock(&mutex_);
   reading_ = false;
   Pump();
 }
 
-void TransferSession::TakeMessage(const grpc::ByteBuffer& bytes) {
-  const auto message = wire::ParseRequest(bytes);
+void TransferSession::TakeMessage() {
+  const auto message = wire::ParseRequest(incoming_);
+  incoming_.Clear();
   if (!message.ok()) {
     base::MutexLock lock(&mutex_);
     Malformed(message.status());

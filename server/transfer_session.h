@@ -87,7 +87,7 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 
   TransferSession(const TransferEnv& env, grpc::CallbackServerContext* context);
 
-  void TakeMessage(const grpc::ByteBuffer& bytes);
+  void TakeMessage();
   void TakeHeader(const v1::TransferHeader& header);
   std::variant<std::shared_ptr<engine::Transfer>, engine::Decision> Begin(
       const v1::TransferHeader& header);
@@ -134,8 +134,8 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   DecisionContext about_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<engine::Transfer> transfer_ ABSL_GUARDED_BY(mutex_);  // while kStreaming
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);  // how the stream ends
-  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);   // how the stream ends
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // until the message is dealt with
   bool input_ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time read_started_ ABSL_GUARDED_BY(mutex_);
   absl::Time write_started_ ABSL_GUARDED_BY(mutex_);
