@@ -1,0 +1,154 @@
+#include "server/convert.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/grpc_status.h"
+
+namespace kvbridge::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::ModelSpec Model() {
+  v1::ModelSpec spec;
+  spec.mutable_identity()->set_model_id("org/model");
+  spec.mutable_geometry()->set_layers(2);
+  spec.mutable_geometry()->set_kv_heads(2);
+  spec.mutable_geometry()->set_head_dim(4);
+  spec.mutable_geometry()->set_element_type(v1::ELEMENT_TYPE_BF16);
+  auto* rope = spec.mutable_rope()->mutable_params();
+  rope->set_rotary_dim(4);
+  rope->set_pairing(v1::PAIRING_HALF);
+  for (const double f : {1.0, 0.01}) rope->add_inv_freq(f);
+  return spec;
+}
+
+v1::TransferHeader Header() {
+  v1::TransferHeader header;
+  *header.mutable_source() = Model();
+  *header.mutable_target() = Model();
+  header.mutable_source_selection()->set_tokens(3);
+  header.mutable_source_selection()->set_key_state(v1::KEY_STATE_ROPED);
+  header.mutable_source_selection()->mutable_inline_();
+  header.mutable_target_selection()->mutable_inline_();
+  return header;
+}
+
+std::string ErrorOf(const v1::TransferHeader& header) {
+  const auto input = ToTransferInput(header, absl::InfiniteFuture());
+  EXPECT_EQ(input.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(input.status().message());
+}
+
+TEST(ConvertTest, AModelComesBackAsItWent) {
+  v1::ModelSpec spec = Model();
+  (*spec.mutable_rope()->mutable_layer_overrides())[1] = spec.rope().params();
+  const auto core = ToModelSpec(spec, "source");
+  ASSERT_TRUE(core.ok()) << core.status();
+  const auto again = ToModelSpec(ToProto(*core), "source");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(*again, *core);
+}
+
+TEST(ConvertTest, LeftOutNumbersHaveTheirDocumentedMeaning) {
+  const auto input = ToTransferInput(Header(), absl::InfiniteFuture());
+  ASSERT_TRUE(input.ok()) << input.status();
+  EXPECT_EQ(input->spec.source.rope.params.attention_factor, 1.0);
+  EXPECT_EQ(input->spec.source.geometry.tp_degree, 1);
+  EXPECT_FALSE(input->spec.max_latency.has_value());
+  EXPECT_EQ(input->spec.overflow, guard::OverflowPolicy::kFail);
+}
+
+TEST(ConvertTest, CountsAreBoundedBeforeAnythingIsSizedByThem) {
+  v1::TransferHeader header = Header();
+  header.mutable_source()->mutable_geometry()->set_layers(2000000000);
+  EXPECT_EQ(ErrorOf(header), "source.geometry.layers: expected 1 to 4096, got 2000000000");
+  header = Header();
+  header.mutable_target()->mutable_geometry()->set_head_dim(-1);
+  EXPECT_EQ(ErrorOf(header), "target.geometry.head_dim: expected 1 to 4096, got -1");
+  header = Header();
+  header.mutable_source()->mutable_rope()->mutable_params()->set_rotary_dim(1 << 30);
+  EXPECT_EQ(ErrorOf(header), "source.rope.params.rotary_dim: expected 0 to 4096, got 1073741824");
+}
+
+TEST(ConvertTest, ListsMustHaveTheirLength) {
+  v1::TransferHeader header = Header();
+  header.mutable_source()->mutable_rope()->mutable_params()->add_inv_freq(0.5);
+  EXPECT_EQ(ErrorOf(header), "source.rope.params.inv_freq: expected 2 entries, got 3");
+  header = Header();
+  header.mutable_source()->mutable_geometry()->add_attention(v1::ATTENTION_KIND_FULL);
+  EXPECT_EQ(ErrorOf(header), "source.geometry.attention: expected 0 or 2 entries, got 1");
+  header = Header();
+  (*header.mutable_source()->mutable_rope()->mutable_layer_overrides())[7] =
+      Model().rope().params();
+  EXPECT_THAT(ErrorOf(header), HasSubstr("layer_overrides[7]: expected a layer from 0 to 1"));
+}
+
+TEST(ConvertTest, Fp8NeedsScalesAndOthersHaveNone) {
+  v1::TransferHeader header = Header();
+  header.mutable_source()->mutable_geometry()->set_element_type(v1::ELEMENT_TYPE_F8_E4M3);
+  EXPECT_THAT(ErrorOf(header), HasSubstr("source_selection.scales[0]"));
+  for (int layer = 0; layer < 2; ++layer) {
+    auto* scales = header.mutable_source_selection()->add_scales();
+    scales->add_key(0.02f);
+    scales->add_value(0.03f);
+    scales->add_value(0.04f);
+  }
+  const auto input = ToTransferInput(header, absl::InfiniteFuture());
+  ASSERT_TRUE(input.ok()) << input.status();
+  ASSERT_EQ(input->source_scales.size(), 4u);
+  EXPECT_THAT(input->source_scales[1], ::testing::ElementsAre(0.03f, 0.04f));
+  header.mutable_source_selection()->mutable_scales(1)->set_key(0, -1);
+  EXPECT_THAT(ErrorOf(header), HasSubstr("source_selection.scales[1]"));
+}
+
+TEST(ConvertTest, AnUnknownAttentionKindIsLeftToTheVerdict) {
+  v1::ModelSpec spec = Model();
+  spec.mutable_geometry()->add_attention(v1::ATTENTION_KIND_FULL);
+  spec.mutable_geometry()->add_attention(static_cast<v1::AttentionKind>(99));
+  const auto core = ToModelSpec(spec, "source");
+  ASSERT_TRUE(core.ok()) << core.status();
+  EXPECT_EQ(core->geometry.attention[1], model::AttentionKind::kUnknown);
+}
+
+TEST(ConvertTest, EveryWireReasonHasTheSameNumberInCore) {
+  for (int value = 0; v1::Reason_IsValid(value); ++value) {
+    EXPECT_EQ(ToProto(static_cast<guard::Reason>(value)), value);
+  }
+  EXPECT_EQ(ToProto(guard::Reason::kCancelled), v1::REASON_INTERNAL);
+}
+
+TEST(ConvertTest, AnEventHoldsTheDecisionAndNoTenant) {
+  engine::Decision decision;
+  decision.reason = guard::Reason::kOverload;
+  decision.artifact_digest = std::string(64, 'a');
+  decision.stages[static_cast<size_t>(engine::Stage::kMap)] = absl::Milliseconds(3);
+  const v1::DecisionEvent event = ToEvent(
+      decision, {.request_id = "r", .pair = "p", .tokens = 7, .total = absl::Milliseconds(5)});
+  EXPECT_EQ(event.schema(), "kvbridge.event/v1");
+  EXPECT_EQ(event.reason_class(), v1::REASON_CLASS_CAPACITY);
+  EXPECT_EQ(event.artifact(), std::string(12, 'a'));
+  EXPECT_EQ(event.stage_ms().at("map"), 3);
+  EXPECT_EQ(event.total_ms(), 5);
+}
+
+TEST(ConvertTest, OnlyAWellFormedTraceparentGivesATraceId) {
+  const std::string id = "4bf92f3577b34da6a3ce929d0e0e4736";
+  EXPECT_EQ(TraceIdOf("00-" + id + "-00f067aa0ba902b7-01"), id);
+  EXPECT_EQ(TraceIdOf("ff-" + id + "-00f067aa0ba902b7-01"), "");
+  EXPECT_EQ(TraceIdOf("00-" + id + "-00f067aa0ba902b7-0"), "");
+  EXPECT_EQ(TraceIdOf("00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01"), "");
+  EXPECT_EQ(TraceIdOf("00-" + std::string(32, '0') + "-00f067aa0ba902b7-01"), "");
+}
+
+TEST(GrpcStatusTest, KeepsTheCodeAndCutsTheMessageBetweenCharacters) {
+  const std::string text = std::string(1023, 'x') + "é and more";
+  const grpc::Status status = ToGrpc(absl::DataLossError(text));
+  EXPECT_EQ(status.error_code(), grpc::DATA_LOSS);
+  EXPECT_EQ(status.error_message(), std::string(1023, 'x'));
+  EXPECT_TRUE(ToGrpc(absl::OkStatus()).ok());
+  EXPECT_EQ(CodeName(grpc::DATA_LOSS), "DATA_LOSS");
+}
+
+}  // namespace
+}  // namespace kvbridge::server
