@@ -13,7 +13,9 @@
 #include "grpcpp/grpcpp.h"
 #include "kvbridge/v1/admin.grpc.pb.h"
 #include "kvbridge/v1/transfer.grpc.pb.h"
+#include "core/base/mutex.h"
 #include "proto/kvbridge/v1/crc32c.h"
+#include "tests/support/notification.h"
 
 namespace kvbridge::test {
 namespace {
@@ -66,12 +68,12 @@ v1::TransferEvent CompletedEvent(v1::Outcome outcome, v1::Reason reason, int64_t
 struct FakeKvbridgeServer::Server {
   explicit Server(Options o) : options(std::move(o)) {}
   const Options options;
-  mutable absl::Mutex mutex;
+  mutable base::Mutex mutex;
   v1::TransferHeader last_header ABSL_GUARDED_BY(mutex);
   int calls ABSL_GUARDED_BY(mutex) = 0;
   int64_t payload_chunks ABSL_GUARDED_BY(mutex) = 0;
-  absl::Notification stalled;
-  absl::Notification released;
+  test::Notification stalled;
+  test::Notification released;
   std::unique_ptr<Service> service;
   std::unique_ptr<grpc::Server> grpc;
   int port = 0;
@@ -87,7 +89,7 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
     v1::TransferRequest request;
     if (!stream->Read(&request)) return grpc::Status::CANCELLED;
     {
-      absl::MutexLock lock(&server_->mutex);
+      base::MutexLock lock(&server_->mutex);
       call = server_->calls++;
       server_->last_header = request.header();
     }
@@ -203,7 +205,7 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
     v1::TransferRequest request;
     for (int sent = 0; stream->Read(&request);) {
       {
-        absl::MutexLock lock(&server_->mutex);
+        base::MutexLock lock(&server_->mutex);
         ++server_->payload_chunks;
       }
       if (request.chunk().token_begin() >= covered) continue;
@@ -270,17 +272,17 @@ std::string FakeKvbridgeServer::target() const {
 }
 
 v1::TransferHeader FakeKvbridgeServer::last_header() const {
-  absl::MutexLock lock(&server_->mutex);
+  base::MutexLock lock(&server_->mutex);
   return server_->last_header;
 }
 
 int FakeKvbridgeServer::calls() const {
-  absl::MutexLock lock(&server_->mutex);
+  base::MutexLock lock(&server_->mutex);
   return server_->calls;
 }
 
 int64_t FakeKvbridgeServer::payload_chunks() const {
-  absl::MutexLock lock(&server_->mutex);
+  base::MutexLock lock(&server_->mutex);
   return server_->payload_chunks;
 }
 

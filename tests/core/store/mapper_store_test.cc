@@ -4,13 +4,13 @@
 #include <set>
 #include <thread>
 
-#include "absl/synchronization/notification.h"
 #include <gtest/gtest.h>
 
 #include "tests/core/artifact/file_util.h"
 #include "tests/core/artifact/synthetic_mapper.h"
 #include "tests/core/artifact/temp_dir.h"
 #include "tests/core/store/hooked_backend.h"
+#include "tests/support/notification.h"
 
 namespace kvbridge::store {
 namespace {
@@ -142,8 +142,8 @@ TEST_F(MapperStoreTest, PinsDoNotWaitForALoad) {
   const std::string one = Save("one", 1);
   const std::string two = Save("two", 2);
   ASSERT_TRUE(Load("one").ok());
-  absl::Notification loading;
-  absl::Notification go_on;
+  test::Notification loading;
+  test::Notification go_on;
   backend_.before_make_resident = [&] {
     loading.Notify();
     go_on.WaitForNotification();
