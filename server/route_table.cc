@@ -147,6 +147,12 @@ absl::Status RouteTable::Load(absl::string_view name, absl::string_view path) {
   deps_.metrics->ArtifactLoad(name, LoadResult(loaded.status()), deps_.clock->Now() - start);
   if (loaded.ok()) {
     Report(*route, **loaded);
+    // Only estimates need it: a transfer that fails where this does says so itself.
+    const absl::Status measured = deps_.engine->MeasureRate(*(*loaded)->resident);
+    if (!measured.ok()) {
+      deps_.log->Warn("the map's rate was not measured",
+                      {{"pair", route->config.name()}, {"error", std::string(measured.message())}});
+    }
   } else {
     deps_.log->Error(
         "artifact was not loaded",

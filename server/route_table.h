@@ -16,6 +16,7 @@
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/engine/transfer.h"
+#include "core/engine/transfer_engine.h"
 #include "core/guard/reason.h"
 #include "core/guard/route_policy.h"
 #include "core/guard/transfer_spec.h"
@@ -50,6 +51,7 @@ class RouteTable {
  public:
   struct Deps {  // borrowed
     store::MapperStore* store = nullptr;
+    engine::TransferEngine* engine = nullptr;
     metrics::ServerMetrics* metrics = nullptr;
     Log* log = nullptr;
     const base::Clock* clock = nullptr;

@@ -164,7 +164,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
       }),
       recorder_(&metrics_, &events_),
       store_(backend_.get(), workers_.get(), &clock_),
-      routes_(config_, {&store_, &metrics_, log, &clock_}),
+      routes_(config_, {&store_, engine_.get(), &metrics_, log, &clock_}),
       state_(&routes_, &metrics_, log),
       kv_bridge_({.transfers = {.routes = &routes_,
                                 .engine = engine_.get(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -71,6 +72,35 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Create(const Opt
 TransferEngine::TransferEngine(const Options& options, const Deps& deps,
                                std::shared_ptr<Admission> admission)
     : options_(options), deps_(deps), admission_(std::move(admission)) {}
+
+absl::Status TransferEngine::MeasureRate(const device::ResidentMapper& resident) {
+  const mapper::Mapper& mapper = resident.mapper();
+  const auto cache = [this](const model::KvGeometry& geometry, std::vector<std::byte>* bytes) {
+    bytes->resize(static_cast<size_t>(geometry.token_bytes() * options_.tile_tokens));
+    return kv::DenseTileView(bytes->data(), geometry.dtype, geometry.layers, options_.tile_tokens,
+                             geometry.kv_heads, geometry.head_dim);
+  };
+  // The serving element type: FP8 would need scales, and costs about the same.
+  model::KvGeometry from = mapper.source.geometry;
+  model::KvGeometry to = mapper.target.geometry;
+  from.dtype = to.dtype = tensor::DType::kBf16;
+  std::vector<std::byte> source_bytes;
+  std::vector<std::byte> target_bytes;
+  const kv::KvView source = cache(from, &source_bytes);
+  const kv::KvView target = cache(to, &target_bytes);
+  const std::vector<int64_t> positions(static_cast<size_t>(options_.tile_tokens), 0);
+  const absl::Time start = deps_.clock->Now();
+  KVB_ASSIGN_OR_RETURN(const std::unique_ptr<device::PreparedTile> tile,
+                       deps_.backend->Prepare(resident, {.view = &source,
+                                                         .tokens = {0, options_.tile_tokens},
+                                                         .positions = positions}));
+  KVB_RETURN_IF_ERROR(
+      deps_.backend->MapLayers(resident, *tile, {0, to.layers}, target, 0, [] { return false; })
+          .status());
+  const absl::Time end = deps_.clock->Now();
+  rates_.Record(mapper.digest, options_.tile_tokens, end - start, end);
+  return absl::OkStatus();
+}
 
 std::optional<double> TransferEngine::ExpectedSeconds(const std::string& digest, int64_t tokens,
                                                       absl::Time now) const {

@@ -9,6 +9,7 @@
 #include <string>
 #include <variant>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -48,6 +49,11 @@ class TransferEngine {
   std::variant<std::shared_ptr<Transfer>, Decision> Begin(guard::TransferSpec spec,
                                                           const guard::RoutePolicy& policy,
                                                           ArtifactPin pin);
+
+  // Maps one tile of zeros and records how long it took, so that Plan and latency budgets have this
+  // machine's rate before the first transfer. For whoever has just loaded an artifact; blocks for
+  // one tile. Errors are the backend's.
+  absl::Status MeasureRate(const device::ResidentMapper& mapper);
 
   int32_t tile_tokens() const { return options_.tile_tokens; }
   int32_t tiles_in_flight() const { return options_.tiles_in_flight; }

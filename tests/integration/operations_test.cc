@@ -57,7 +57,7 @@ TEST_F(OperationsTest, CallsThatAreNotServedSaySo) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::UNIMPLEMENTED);
 }
 
-TEST_F(OperationsTest, APlanIsUnmeasuredUntilATransferWasSeen) {
+TEST_F(OperationsTest, APlanKnowsTheMapsRateFromTheLoadAndThePlanesFromTransfers) {
   v1::PlanRequest request;
   request.set_route(kRoute);
   request.set_prompt_tokens(33);
@@ -70,8 +70,9 @@ TEST_F(OperationsTest, APlanIsUnmeasuredUntilATransferWasSeen) {
   };
   const v1::PlanResponse before = plan();
   EXPECT_EQ(before.covered_tokens(), 32);
-  EXPECT_EQ(before.map_seconds().source(), "unmeasured");
-  EXPECT_FALSE(before.map_seconds().has_value());
+  EXPECT_GT(before.map_seconds().value(), 0);
+  EXPECT_EQ(before.move_seconds().source(), "unmeasured");
+  EXPECT_FALSE(before.move_seconds().has_value());
   EXPECT_EQ(before.evidence().verdict(), "PASS");
   EXPECT_EQ(before.evidence().kl_nats().value(), 0.01);
   ASSERT_EQ(Transfer().decision.outcome(), v1::OUTCOME_APPLIED);

@@ -38,6 +38,21 @@ TEST(TransferEngineTest, PreCheckRefusalsBecomeDecisionsAndReserveNothing) {
   EXPECT_EQ(h.engine_->admission().inflight_transfers(), 0);
 }
 
+TEST(TransferEngineTest, MeasuringARateMapsOneTileAndRecordsItsTime) {
+  Harness h;
+  h.backend_.on_map = [&](kv::LayerRange, test::FakeBackend::Cancelled) {
+    h.clock_.Advance(absl::Milliseconds(32));
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(h.engine_->MeasureRate(*h.pin_.resident).ok());
+  const auto rate = h.engine_->rates().Get(h.pin_.resident->mapper().digest);
+  ASSERT_TRUE(rate.has_value());
+  EXPECT_DOUBLE_EQ(rate->seconds_per_unit, 0.032 / 16);
+  EXPECT_EQ(h.backend_.live_tiles(), 0);
+  h.backend_.on_prepare = [](const device::TileSource&) { return absl::InternalError("broken"); };
+  EXPECT_EQ(h.engine_->MeasureRate(*h.pin_.resident).code(), absl::StatusCode::kInternal);
+}
+
 TEST(TransferEngineTest, ReservesBuffersAndWorkspaceOfTheTilesInFlight) {
   Harness h;
   const int64_t source_token = h.source_.geometry.token_bytes();
