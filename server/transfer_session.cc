@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "proto/kvbridge/v1/crc32c.h"
 #include "server/grpc_status.h"
 
 namespace kvbridge::server {
@@ -32,6 +33,7 @@ Refusal FromHeader(const absl::Status& status) {
 
 // What the assembler found wrong with a chunk.
 Refusal FromAssembler(const absl::Status& status) {
+  if (absl::IsDataLoss(status)) return Fallback(Reason::kTransport, status.message());
   return Fallback(absl::IsResourceExhausted(status) ? Reason::kOverload : Reason::kShapeMismatch,
                   absl::StrCat("chunk: ", status.message()));
 }
@@ -215,12 +217,15 @@ std::optional<Refusal> TransferSession::Assemble(const wire::ReceivedChunk& chun
         Reason::kInvalidRequest,
         absl::StrCat("chunk.data: expected at most ", kMaxChunkBytes, " bytes, got ", chunk.bytes));
   }
-  if (const absl::Status crc = wire::VerifyCrc(chunk); !crc.ok()) {
-    return Fallback(Reason::kTransport, crc.message());
-  }
   const auto head = ToChunkHeader(chunk.head);
   if (!head.ok()) return Fallback(Reason::kInvalidRequest, head.status().message());
-  const auto tiles = assembler_->Add(*head, chunk.data);
+  uint32_t crc = 0;
+  const auto tiles = assembler_->Add(
+      *head, chunk.data,
+      [&crc](std::byte* to, std::span<const std::byte> from) {
+        crc = wire::CopyCrc32c(to, from, crc);
+      },
+      [&] { return wire::VerifyCrc(chunk.head, crc); });
   if (!tiles.ok()) return FromAssembler(tiles.status());
   for (const int64_t index : *tiles) {
     auto tile = assembler_->TakeTile(index);

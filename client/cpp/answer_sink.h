@@ -22,7 +22,8 @@ class AnswerSink {
   // Tokens [0, covered_tokens) may be written from now on; OUT_OF_RANGE when the view has fewer.
   absl::Status Open(int64_t covered_tokens);
 
-  // Writes one chunk. On any error nothing of it was written.
+  // Writes one chunk. Nothing of a bad one was written, but for DATA_LOSS: that is known when the
+  // bytes are in place, and ZeroWritten takes them out again.
   //   INVALID_ARGUMENT  a range outside the view or the covered tokens; bytes that don't fill it
   //   ALREADY_EXISTS    some of it came before
   //   DATA_LOSS         its checksum is wrong

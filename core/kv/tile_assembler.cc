@@ -69,11 +69,11 @@ class SliceReader {
   explicit SliceReader(std::span<const std::span<const std::byte>> slices) : slices_(slices) {}
 
   // The slices hold enough: the chunk's length was checked.
-  void ReadInto(std::span<std::byte> out) {
+  void ReadInto(std::span<std::byte> out, TileAssembler::Copy copy) {
     while (!out.empty()) {
       const auto rest = slices_.front().subspan(offset_);
       const size_t n = std::min(rest.size(), out.size());
-      if (n > 0) std::memcpy(out.data(), rest.data(), n);
+      if (n > 0) copy(out.data(), rest.first(n));
       out = out.subspan(n);
       offset_ += n;
       if (n == rest.size()) {
@@ -211,6 +211,15 @@ absl::StatusOr<std::vector<int64_t>> TileAssembler::Add(const ChunkHeader& chunk
 
 absl::StatusOr<std::vector<int64_t>> TileAssembler::Add(
     const ChunkHeader& chunk, std::span<const std::span<const std::byte>> slices) {
+  const auto copy = [](std::byte* to, std::span<const std::byte> from) {
+    std::memcpy(to, from.data(), from.size());
+  };
+  return Add(chunk, slices, copy, [] { return absl::OkStatus(); });
+}
+
+absl::StatusOr<std::vector<int64_t>> TileAssembler::Add(
+    const ChunkHeader& chunk, std::span<const std::span<const std::byte>> slices, Copy copy,
+    Verify verify) {
   uint64_t bytes = 0;
   for (const auto& slice : slices) bytes += slice.size();
   KVB_RETURN_IF_ERROR(CheckRanges(chunk, bytes));
@@ -218,10 +227,13 @@ absl::StatusOr<std::vector<int64_t>> TileAssembler::Add(
   KVB_RETURN_IF_ERROR(OpenTiles(chunk.tokens));
 
   SliceReader reader(slices);
+  ForEachPiece(chunk, [&](int32_t layer, int64_t tile, TokenRange tokens) {
+    reader.ReadInto(Cells(tile, PlaneIndex(layer, chunk.component), tokens), copy);
+  });
+  KVB_RETURN_IF_ERROR(verify());
   std::vector<int64_t> completed;
   ForEachPiece(chunk, [&](int32_t layer, int64_t tile, TokenRange tokens) {
     const size_t plane = PlaneIndex(layer, chunk.component);
-    reader.ReadInto(Cells(tile, plane, tokens));
     Slot& slot = tiles_[tile];
     slot.received[plane].Insert(tokens);
     slot.missing_cells -= tokens.size();

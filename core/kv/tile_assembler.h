@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -67,9 +68,17 @@ class TileAssembler {
   //   RESOURCE_EXHAUSTED  "max_open_bytes", or the pool's own limit
   absl::StatusOr<std::vector<int64_t>> Add(const ChunkHeader& chunk,
                                            std::span<const std::byte> bytes);
-  // The same for bytes that lie in several slices.
+  // The same for bytes that lie in several slices, and with the caller's way to copy them: a
+  // checksum is cheap where the bytes pass anyway. `copy` is called for piece after piece, in the
+  // order of the chunk's bytes; then `verify`, whose error is returned and leaves what was copied
+  // uncounted, as if it had never come.
+  using Copy = absl::FunctionRef<void(std::byte* to, std::span<const std::byte> from)>;
+  using Verify = absl::FunctionRef<absl::Status()>;
   absl::StatusOr<std::vector<int64_t>> Add(const ChunkHeader& chunk,
                                            std::span<const std::span<const std::byte>> slices);
+  absl::StatusOr<std::vector<int64_t>> Add(const ChunkHeader& chunk,
+                                           std::span<const std::span<const std::byte>> slices,
+                                           Copy copy, Verify verify);
 
   // Hands a complete tile over, once: FAILED_PRECONDITION when it is incomplete or taken,
   // OUT_OF_RANGE when there is no such tile.

@@ -49,6 +49,16 @@ TEST(Crc32cTest, AgreesWithTheDefinitionAtEveryLengthAndAlignment) {
   }
 }
 
+TEST(Crc32cTest, CopyingGivesTheSameChecksumAndTheSameBytes) {
+  const std::string text = Noise(2 * 12288 + 77);
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{12288}, text.size() - 1}) {
+    std::string copy(text.size(), '\0');
+    const auto part = Bytes(text).subspan(1, size);
+    EXPECT_EQ(CopyCrc32c(std::as_writable_bytes(std::span(copy)).data(), part, 5), Crc32c(part, 5));
+    EXPECT_EQ(copy, text.substr(1, size) + std::string(text.size() - size, '\0')) << size;
+  }
+}
+
 TEST(Crc32cTest, PiecesGiveTheChecksumOfTheWhole) {
   const std::string text = Noise(50'000);
   for (const size_t cut : {size_t{0}, size_t{1}, size_t{12288}, size_t{33333}, text.size()}) {

@@ -205,11 +205,15 @@ absl::StatusOr<ReceivedEvent> ParseEvent(const grpc::ByteBuffer& message) {
 absl::Status VerifyCrc(const ReceivedChunk& chunk) {
   uint32_t crc = 0;
   for (const auto& piece : chunk.data) crc = Crc32c(piece, crc);
-  if (crc == chunk.head.crc32c()) return absl::OkStatus();
+  return VerifyCrc(chunk.head, crc);
+}
+
+absl::Status VerifyCrc(const v1::TransferChunk& head, uint32_t crc) {
+  if (crc == head.crc32c()) return absl::OkStatus();
   return absl::DataLossError(absl::StrFormat(
       "chunk.crc32c of layers %d..%d, tokens %d..%d: expected %08x (as sent), got %08x",
-      chunk.head.layer_begin(), chunk.head.layer_end(), chunk.head.token_begin(),
-      chunk.head.token_end(), chunk.head.crc32c(), crc));
+      head.layer_begin(), head.layer_end(), head.token_begin(), head.token_end(), head.crc32c(),
+      crc));
 }
 
 grpc::ByteBuffer SerializeRequestChunk(v1::TransferChunk head, std::span<const std::byte> data,

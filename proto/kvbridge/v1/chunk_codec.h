@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <variant>
@@ -41,6 +42,8 @@ absl::StatusOr<ReceivedEvent> ParseEvent(const grpc::ByteBuffer& message);
 
 // DATA_LOSS naming the chunk, expected and got, when the bytes don't match head.crc32c.
 absl::Status VerifyCrc(const ReceivedChunk& chunk);
+// The same for whoever computed the CRC of chunk.data while copying it.
+absl::Status VerifyCrc(const v1::TransferChunk& head, uint32_t crc);
 
 // A message whose payload stays in `data` until gRPC has sent it, when `release` is called once.
 // `head.data` is ignored; crc32c is computed here.

@@ -1,5 +1,6 @@
 #include "proto/kvbridge/v1/crc32c.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -74,6 +75,19 @@ uint32_t Crc32c(std::span<const std::byte> data, uint32_t crc) {
     a = _mm_crc32_u8(static_cast<uint32_t>(a), static_cast<uint8_t>(*p));
   }
   return ~static_cast<uint32_t>(a);
+}
+
+uint32_t CopyCrc32c(std::byte* to, std::span<const std::byte> data, uint32_t crc) {
+  // Both of a step's sides fit the first-level cache.
+  constexpr size_t kStep = 3 * kBlock;
+  while (!data.empty()) {
+    const auto step = data.first(std::min(kStep, data.size()));
+    std::memcpy(to, step.data(), step.size());
+    crc = Crc32c(step, crc);
+    to += step.size();
+    data = data.subspan(step.size());
+  }
+  return crc;
 }
 
 }  // namespace kvbridge::wire

@@ -113,6 +113,24 @@ TEST_F(TileAssemblerTest, ChunksMayComeInSlicesOfAnySize) {
   }
 }
 
+TEST_F(TileAssemblerTest, BytesThatFailTheCallersCheckNeverCame) {
+  TileAssembler assembler = Make();
+  const std::vector<std::byte> bytes(3 * 4 * kRow, std::byte{7});
+  const std::span<const std::byte> slices[] = {bytes};
+  size_t copied = 0;
+  const auto copy = [&copied](std::byte* to, std::span<const std::byte> from) {
+    std::copy(from.begin(), from.end(), to);
+    copied += from.size();
+  };
+  const auto bad = [] { return absl::DataLossError("not these"); };
+  EXPECT_THAT(assembler.Add({{0, 3}, kKey, {0, 4}}, slices, copy, bad),
+              IsError(absl::StatusCode::kDataLoss, "not these"));
+  EXPECT_EQ(copied, bytes.size());
+  EXPECT_THAT(Add(assembler, {{0, 3}, kValue, {0, 4}}).value(), IsEmpty());
+  EXPECT_THAT(Add(assembler, {{0, 3}, kKey, {0, 4}}, 9).value(), ElementsAre(0));
+  EXPECT_EQ(assembler.TakeTile(0).value().view.Row(0, kKey, 0)[0], std::byte{9});
+}
+
 TEST_F(TileAssemblerTest, WrongByteCountsAreNamed) {
   TileAssembler assembler = Make();
   const std::vector<std::byte> bytes(4 * kRow);
