@@ -10,6 +10,8 @@
 //   other. B (weights)   step: bf16 [2 halves][16 feature pairs][16 columns][2], float [32
 //   features][32 columns]. C (results)   block: [32 tokens][32 columns] of float.
 //
+// finish and lay_bf16 may store past the caches: fence (_mm_sfence) before another thread reads.
+//
 // Thread contract: pure functions on the caller's memory. All pointers to blocks are 64-byte
 // aligned.
 #pragma once
@@ -83,6 +85,18 @@ struct PackArgs {
   int64_t head_stride;  // bytes between heads in dst
 };
 
+// One token's bf16 heads, into its row of A's bf16 steps, un-rotated on the way. Whole steps only:
+// head_dim and rope->half are multiples of 32, and dimensions are paired by halves.
+struct LayArgs {
+  const char* src;            // first head
+  int64_t src_stride;         // bytes between heads
+  const rope::RopeRow* rope;  // null: as they are
+  char* dst;                  // row in the first step of the first head
+  int32_t heads;
+  int32_t head_dim;
+  int64_t dst_stride;  // bytes between heads
+};
+
 struct KernelSet {
   const char* name;
   void (*enter)();  // before and after a run of gemm calls on one thread
@@ -91,6 +105,7 @@ struct KernelSet {
   void (*gemm_f32)(const GemmArgs& args);
   void (*finish)(const FinishArgs& args, RowStats& stats);
   void (*pack_bf16)(const PackArgs& args);
+  void (*lay_bf16)(const LayArgs& args);
 };
 
 extern const KernelSet kPortableKernels;
@@ -102,5 +117,6 @@ extern const KernelSet kAmxKernels;     // the same, and AMX-BF16
 void Avx512GemmF32(const GemmArgs& args);
 void Avx512Finish(const FinishArgs& args, RowStats& stats);
 void Avx512PackBf16(const PackArgs& args);
+void Avx512LayBf16(const LayArgs& args);
 
 }  // namespace kvbridge::device::cpu

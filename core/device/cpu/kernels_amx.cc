@@ -73,7 +73,7 @@ void Gemm(const GemmArgs& g) {
 
 }  // namespace
 
-const KernelSet kAmxKernels = {"cpu-amx",     Enter,        Leave,         Gemm,
-                               Avx512GemmF32, Avx512Finish, Avx512PackBf16};
+const KernelSet kAmxKernels = {"cpu-amx",     Enter,        Leave,          Gemm,
+                               Avx512GemmF32, Avx512Finish, Avx512PackBf16, Avx512LayBf16};
 
 }  // namespace kvbridge::device::cpu

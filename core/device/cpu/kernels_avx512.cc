@@ -4,6 +4,8 @@
 
 #define KVB_LANES 16
 #define KVB_ROWS 8
+#define KVB_STREAM(dst, v) \
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), reinterpret_cast<__m256i>(v))
 #include "core/device/cpu/generic_kernels.inc"
 
 namespace kvbridge::device::cpu {
@@ -42,8 +44,9 @@ void DotBf16(const GemmArgs& g) {
 void Avx512GemmF32(const GemmArgs& args) { GemmF32(args); }
 void Avx512Finish(const FinishArgs& args, RowStats& stats) { Finish(args, stats); }
 void Avx512PackBf16(const PackArgs& args) { PackBf16(args); }
+void Avx512LayBf16(const LayArgs& args) { LayBf16(args); }
 
-const KernelSet kAvx512Kernels = {"cpu-avx512bf16", Nothing, Nothing, DotBf16,
-                                  GemmF32,          Finish,  PackBf16};
+const KernelSet kAvx512Kernels = {"cpu-avx512bf16", Nothing, Nothing,  DotBf16,
+                                  GemmF32,          Finish,  PackBf16, LayBf16};
 
 }  // namespace kvbridge::device::cpu

@@ -2,6 +2,7 @@
 
 #define KVB_LANES 4
 #define KVB_ROWS 4
+#define KVB_STREAM(dst, v) StoreTo(dst, v)
 #include "core/device/cpu/generic_kernels.inc"
 
 namespace kvbridge::device::cpu {
@@ -9,7 +10,7 @@ namespace {
 void Nothing() {}
 }  // namespace
 
-const KernelSet kPortableKernels = {"cpu-portable", Nothing, Nothing, GemmBf16,
-                                    GemmF32,        Finish,  PackBf16};
+const KernelSet kPortableKernels = {"cpu-portable", Nothing, Nothing,  GemmBf16,
+                                    GemmF32,        Finish,  PackBf16, LayBf16};
 
 }  // namespace kvbridge::device::cpu

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include <emmintrin.h>
 
 #include "core/base/mutex.h"
 #include "core/base/status_macros.h"
@@ -189,6 +190,7 @@ void Run::Do(const Unit& unit) {
     if (!Multiply(product, stats)) break;
   }
   kernels_.leave();
+  _mm_sfence();
   base::MutexLock lock(&mutex_);
   free_.push_back(scratch);
   stats_.non_finite += stats.non_finite;

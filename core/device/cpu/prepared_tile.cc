@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include <emmintrin.h>
 
 #include "core/base/status_macros.h"
 
@@ -57,17 +58,8 @@ absl::Status CheckSource(const mapper::Mapper& mapper, const TileSource& source)
   return absl::OkStatus();
 }
 
-// bf16 heads as they are: whole steps are one cache line per token.
-void CopyBf16(const std::byte* src, int32_t head_dim, std::byte* dst) {
-  constexpr size_t kLine = kBlock * 2;
-  constexpr int64_t kStepBytes = kBlockElements * 2;
-  for (; head_dim >= kBlock; head_dim -= kBlock, src += kLine, dst += kStepBytes) {
-    __builtin_prefetch(dst + kPackAhead, 1);
-    std::memcpy(dst, src, kLine);
-  }
-  if (head_dim == 0) return;
-  std::memset(dst, 0, kLine);
-  std::memcpy(dst, src, head_dim * 2);
+bool HalvesAreWhole(const rope::RopeRow& row) {
+  return row.pairing == rope::Pairing::kHalf && row.half % kBlock == 0;
 }
 
 void PackF32(const PackArgs& p) {
@@ -138,7 +130,9 @@ void CpuTile::FillChunk(const ResidentWeights& resident, const TileSource& sourc
   const int32_t rotation = plane.component == Component::kKey && source.keys_are_roped
                                ? resident.source_rotation(plane.layer)
                                : -1;
-  const bool copy = rotation < 0 && view.dtype == DType::kBf16 && blocking.element_bytes == 2;
+  const bool lay = view.dtype == DType::kBf16 && blocking.element_bytes == 2 &&
+                   view.head_dim % kBlock == 0 &&
+                   (rotation < 0 || HalvesAreWhole(Rotation(rotation, chunk * kChunk)));
   const int64_t head_bytes = blocks_ * segment_bytes_;
   const int64_t row_bytes = kBlock * blocking.element_bytes;
   const auto pack = blocking.element_bytes == 2 ? kernels.pack_bf16 : PackF32;
@@ -148,12 +142,17 @@ void CpuTile::FillChunk(const ResidentWeights& resident, const TileSource& sourc
     std::byte* dst = buffer_->data() + PlaneOffset(slot, 0) + t / kBlock * segment_bytes_ +
                      t % kBlock * row_bytes;
     const int64_t token = source.tokens.begin + t;
-    if (t < tokens_ && copy) {
+    if (t < tokens_ && lay) {
+      rope::RopeRow rope;
+      if (rotation >= 0) rope = Rotation(rotation, t);
       const std::byte* src = view.Row(plane.layer, plane.component, token);
-      const int64_t head_stride = view.plane(plane.layer, plane.component).head_stride;
-      for (int32_t h = 0; h < view.kv_heads; ++h) {
-        CopyBf16(src + h * head_stride, view.head_dim, dst + h * head_bytes);
-      }
+      kernels.lay_bf16({.src = reinterpret_cast<const char*>(src),
+                        .src_stride = view.plane(plane.layer, plane.component).head_stride,
+                        .rope = rotation >= 0 ? &rope : nullptr,
+                        .dst = reinterpret_cast<char*>(dst),
+                        .heads = view.kv_heads,
+                        .head_dim = view.head_dim,
+                        .dst_stride = head_bytes});
       continue;
     }
     if (t < tokens_) {
@@ -170,6 +169,7 @@ void CpuTile::FillChunk(const ResidentWeights& resident, const TileSource& sourc
           .head_dim = view.head_dim,
           .head_stride = head_bytes});
   }
+  _mm_sfence();
 }
 
 }  // namespace kvbridge::device::cpu
