@@ -155,7 +155,7 @@ absl::StatusOr<Artifact> LoadNative(const std::filesystem::path& dir, const Json
   if (options.check_finite) KVB_RETURN_IF_ERROR(CheckFinite(tensors.tensors(), options.pool));
   KVB_ASSIGN_OR_RETURN(mapper.digest, crypto::Sha256Hex(base::CanonicalJson(json)));
   return Artifact{std::make_shared<mapper::Mapper>(std::move(mapper)),
-                  std::move(manifest.provenance), Format::kNative};
+                  std::move(manifest.provenance), Format::kNative, weights};
 }
 
 }  // namespace internal
@@ -199,6 +199,7 @@ absl::StatusOr<std::string> SaveArtifact(const std::filesystem::path& dir,
   KVB_RETURN_IF_ERROR(ManifestFromJson(json).status());
   KVB_RETURN_IF_ERROR(base::WriteFileAtomic(out->dir() / std::string(kManifestFile),
                                             json.dump(1, ' ', /*ensure_ascii=*/true) + "\n"));
+  if (options.before_commit) KVB_RETURN_IF_ERROR(options.before_commit());
   KVB_RETURN_IF_ERROR(out->Commit());
   return crypto::Sha256Hex(base::CanonicalJson(json));
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -16,6 +17,7 @@
 #include "absl/strings/string_view.h"
 
 #include "core/artifact/manifest.h"
+#include "core/base/file.h"
 #include "core/base/worker_pool.h"
 #include "core/mapper/mapper.h"
 #include "core/model/model_spec.h"
@@ -46,6 +48,9 @@ struct Artifact {
   std::shared_ptr<const mapper::Mapper> mapper;
   Provenance provenance;
   Format format = Format::kNative;
+  // The mapped file: whoever has copied the weights asks it whether they were still the verified
+  // ones.
+  std::shared_ptr<const base::MappedFile> weights;
 };
 
 // NOT_FOUND: the folder or a file is missing. DATA_LOSS: bytes differ from a digest.
@@ -59,7 +64,9 @@ absl::StatusOr<Artifact> LoadArtifact(const std::filesystem::path& dir, const Lo
 
 struct SaveOptions {
   base::WorkerPool* pool = nullptr;  // required
-  bool overwrite = false;            // replace an existing folder, atomically
+  bool overwrite = false;            // replace an existing artifact, atomically
+  // Asked just before the folder takes its place: an error abandons it. None = go on.
+  std::function<absl::Status()> before_commit;
 };
 
 // Writes a native artifact; returns its digest. The same mapper and provenance give the same bytes.

@@ -1,10 +1,14 @@
 #include "core/artifact/convert.h"
 
-#include "core/artifact/artifact.h"
 #include "core/artifact/hf_weights.h"
 #include "core/base/status_macros.h"
 
 namespace kvbridge::artifact {
+
+absl::Status CheckBeforeCommit(const Artifact& read, const std::stop_token& stop) {
+  if (stop.stop_requested()) return absl::CancelledError("conversion: interrupted");
+  return read.weights->CheckUnchanged();
+}
 
 absl::StatusOr<std::string> ConvertArtifact(const std::filesystem::path& in,
                                             const std::filesystem::path& out,
@@ -20,8 +24,10 @@ absl::StatusOr<std::string> ConvertArtifact(const std::filesystem::path& in,
     KVB_ASSIGN_OR_RETURN(mapper.key_norm,
                          ReadKeyNorm(*options.key_norm_from, target.layers, target.head_dim));
   }
-  return SaveArtifact(out, mapper, artifact.provenance,
-                      {.pool = options.pool, .overwrite = options.overwrite});
+  const auto good = [&] { return CheckBeforeCommit(artifact, options.stop); };
+  return SaveArtifact(
+      out, mapper, artifact.provenance,
+      {.pool = options.pool, .overwrite = options.overwrite, .before_commit = good});
 }
 
 }  // namespace kvbridge::artifact

@@ -3,10 +3,12 @@
 
 #include <filesystem>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "absl/status/statusor.h"
 
+#include "core/artifact/artifact.h"
 #include "core/base/worker_pool.h"
 #include "core/model/model_spec.h"
 
@@ -21,7 +23,11 @@ struct ConvertOptions {
   // (hf_weights.h).
   std::optional<std::filesystem::path> key_norm_from;
   bool overwrite = false;
+  std::stop_token stop;  // CANCELLED, and nothing left behind
 };
+
+// CANCELLED when someone asked to stop, DATA_LOSS when what was read is not what was verified.
+absl::Status CheckBeforeCommit(const Artifact& read, const std::stop_token& stop);
 
 // Reads `in`, verifies it, writes `out`; returns the native digest. The same input and options give
 // the same bytes. On any error `out` is as it was before.

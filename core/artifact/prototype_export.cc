@@ -124,6 +124,7 @@ absl::Status ExportPrototype(const std::filesystem::path& dir, const Artifact& a
   json["tensor_bytes"] = tensor_bytes;
   KVB_RETURN_IF_ERROR(base::WriteFileAtomic(out->dir() / std::string(kManifestFile),
                                             json.dump(2, ' ', /*ensure_ascii=*/true) + "\n"));
+  if (options.before_commit) KVB_RETURN_IF_ERROR(options.before_commit());
   return out->Commit();
 }
 

@@ -257,7 +257,7 @@ absl::StatusOr<Artifact> LoadPrototype(const std::filesystem::path& dir, const J
   if (options.check_finite) KVB_RETURN_IF_ERROR(CheckFinite(tensors.tensors(), options.pool));
   KVB_ASSIGN_OR_RETURN(mapper.digest, ForeignDigest(json, mapper.source, mapper.target));
   return Artifact{std::make_shared<mapper::Mapper>(std::move(mapper)),
-                  std::move(manifest.provenance), Format::kPrototype};
+                  std::move(manifest.provenance), Format::kPrototype, weights};
 }
 
 }  // namespace internal

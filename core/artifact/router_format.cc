@@ -319,7 +319,7 @@ absl::StatusOr<Artifact> LoadRouter(const std::filesystem::path& dir, const Json
   if (options.check_finite) KVB_RETURN_IF_ERROR(CheckFinite(tensors.tensors(), options.pool));
   KVB_ASSIGN_OR_RETURN(mapper.digest, ForeignDigest(json, mapper.source, mapper.target));
   return Artifact{std::make_shared<mapper::Mapper>(std::move(mapper)),
-                  std::move(manifest.provenance), Format::kRouter};
+                  std::move(manifest.provenance), Format::kRouter, weights};
 }
 
 }  // namespace internal

@@ -23,7 +23,15 @@ namespace fs = std::filesystem;
 
 absl::Status Errno(absl::string_view what, const fs::path& path) {
   const int error = errno;
-  return absl::ErrnoToStatus(error, absl::StrCat(what, " ", path.filename().string()));
+  const absl::Status status =
+      absl::ErrnoToStatus(error, absl::StrCat(what, " ", path.filename().string()));
+  // "Is a directory" and its like are about the path that was given, not about a state to wait for.
+  return absl::IsFailedPrecondition(status) ? absl::InvalidArgumentError(status.message()) : status;
+}
+
+absl::Status NotRegular(const fs::path& path) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path.filename().string(), ": expected a regular file"));
 }
 
 absl::Status SyncPath(const fs::path& path, int flags) {
@@ -65,20 +73,38 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const fs::pat
   absl::Cleanup close_fd = [fd] { close(fd); };
   struct stat st;
   if (fstat(fd, &st) != 0) return Errno("stat", path);
-  if (!S_ISREG(st.st_mode)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path.filename().string(), ": expected a regular file"));
+  if (!S_ISREG(st.st_mode)) return NotRegular(path);
+  void* data = nullptr;
+  if (st.st_size > 0) {
+    data = mmap(nullptr, static_cast<size_t>(st.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
+    if (data == MAP_FAILED) return Errno("mmap", path);
   }
-  const auto size = static_cast<size_t>(st.st_size);
-  if (size == 0) return std::shared_ptr<const MappedFile>(new MappedFile(nullptr, 0));
-  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-  if (data == MAP_FAILED) return Errno("mmap", path);
+  std::move(close_fd).Cancel();
   return std::shared_ptr<const MappedFile>(
-      new MappedFile(static_cast<const std::byte*>(data), size));
+      new MappedFile(path, fd, st, static_cast<const std::byte*>(data)));
 }
+
+MappedFile::MappedFile(const fs::path& path, int fd, const struct stat& opened,
+                       const std::byte* data)
+    : name_(path.filename().string()),
+      fd_(fd),
+      modified_(opened.st_mtim),
+      data_(data),
+      size_(static_cast<size_t>(opened.st_size)),
+      guard_(data_, size_) {}
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+  close(fd_);
+}
+
+absl::Status MappedFile::CheckUnchanged() const {
+  struct stat now;
+  if (!guard_.hit() && fstat(fd_, &now) == 0 && static_cast<size_t>(now.st_size) == size_ &&
+      now.st_mtim.tv_sec == modified_.tv_sec && now.st_mtim.tv_nsec == modified_.tv_nsec) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(name_, ": someone wrote to it while it was read"));
 }
 
 absl::StatusOr<std::string> ReadFile(const fs::path& path, uint64_t max_bytes) {
@@ -87,7 +113,9 @@ absl::StatusOr<std::string> ReadFile(const fs::path& path, uint64_t max_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         path.filename().string(), ": expected at most ", max_bytes, " bytes, got ", file->size()));
   }
-  return std::string(reinterpret_cast<const char*>(file->bytes().data()), file->size());
+  std::string text(reinterpret_cast<const char*>(file->bytes().data()), file->size());
+  KVB_RETURN_IF_ERROR(file->CheckUnchanged());
+  return text;
 }
 
 absl::StatusOr<std::unique_ptr<AtomicDir>> AtomicDir::Begin(const fs::path& target,
@@ -108,6 +136,24 @@ AtomicDir::~AtomicDir() {
   fs::remove_all(temp_, ec);
 }
 
+// `temp_` has the names that the target may have.
+absl::Status AtomicDir::CheckReplaceable() const {
+  std::error_code ec;
+  fs::directory_iterator entries(target_, ec);
+  if (ec) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(target_.filename().string(), ": expected a folder to replace"));
+  }
+  for (; !ec && entries != fs::directory_iterator(); entries.increment(ec)) {
+    const fs::path name = entries->path().filename();
+    if (entries->is_regular_file(ec) && fs::exists(temp_ / name, ec)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(target_.filename().string(), ": expected a folder like the new one, got one ",
+                     "with ", name.string(), ", which would be lost"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AtomicDir::Commit() {
   for (const auto& entry : fs::directory_iterator(temp_)) {
     KVB_RETURN_IF_ERROR(SyncPath(entry.path(), O_RDONLY));
@@ -115,6 +161,7 @@ absl::Status AtomicDir::Commit() {
   KVB_RETURN_IF_ERROR(SyncPath(temp_, O_RDONLY | O_DIRECTORY));
   if (renameat2(AT_FDCWD, temp_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) != 0) {
     if (errno != EEXIST || !overwrite_) return Errno("rename", target_);
+    KVB_RETURN_IF_ERROR(CheckReplaceable());
     if (renameat2(AT_FDCWD, temp_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
       return Errno("rename", target_);
     }
@@ -131,6 +178,8 @@ absl::Status WriteFileAtomic(const fs::path& path, absl::string_view data) {
 }
 
 absl::Status WriteFileAtomic(const fs::path& path, absl::Span<const absl::string_view> pieces) {
+  struct stat there;
+  if (stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) return NotRegular(path);
   const fs::path temp = TempSibling(path);
   const int fd = open(temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return Errno("create", temp);

@@ -38,6 +38,7 @@ absl::StatusOr<PinnedMapper> MapperStore::Prepare(const LoadRequest& request) co
                                                             .check_finite = false}));
   KVB_ASSIGN_OR_RETURN(std::unique_ptr<device::ResidentMapper> resident,
                        backend_->MakeResident(artifact.mapper, request.precision));
+  KVB_RETURN_IF_ERROR(artifact.weights->CheckUnchanged());
   KVB_RETURN_IF_ERROR(SelfTest(backend_, *resident));
   return std::make_shared<const LoadedMapper>(
       LoadedMapper{.resident = std::move(resident),

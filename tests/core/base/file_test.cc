@@ -46,13 +46,34 @@ TEST_F(FileTest, MappedFileOutlivesItsName) {
 
 TEST_F(FileTest, OnlyRegularFilesAreMapped) {
   EXPECT_EQ(MappedFile::Open(dir_ / "none").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(MappedFile::Open(dir_).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(MappedFile::Open(dir_).status().code(), absl::StatusCode::kInvalidArgument);
   ASSERT_EQ(mkfifo((dir_ / "fifo").c_str(), 0600), 0);
-  EXPECT_EQ(MappedFile::Open(dir_ / "fifo").status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(MappedFile::Open(dir_ / "fifo").status().code(), absl::StatusCode::kInvalidArgument);
   Write(dir_ / "empty", "");
   auto empty = MappedFile::Open(dir_ / "empty");
   ASSERT_TRUE(empty.ok());
   EXPECT_EQ((*empty)->size(), 0u);
+}
+
+TEST_F(FileTest, AMapSurvivesAFileThatIsCutShortAndTellsOfIt) {
+  Write(dir_ / "a", std::string(3 << 16, 'x'));
+  const auto file = MappedFile::Open(dir_ / "a");
+  ASSERT_TRUE(file.ok());
+  EXPECT_TRUE((*file)->CheckUnchanged().ok());
+  fs::resize_file(dir_ / "a", 0);
+  EXPECT_EQ((*file)->bytes()[2 << 16], std::byte{0});
+  EXPECT_EQ((*file)->CheckUnchanged().code(), absl::StatusCode::kDataLoss);
+  Write(dir_ / "a", std::string(3 << 16, 'x'));
+  EXPECT_EQ((*file)->CheckUnchanged().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(FileTest, AFileThatIsReplacedOrRemovedWasNotChanged) {
+  Write(dir_ / "a", "old");
+  const auto file = MappedFile::Open(dir_ / "a");
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE(WriteFileAtomic(dir_ / "a", "new").ok());
+  fs::remove(dir_ / "a");
+  EXPECT_TRUE((*file)->CheckUnchanged().ok());
 }
 
 TEST_F(FileTest, ReadFileRefusesBeforeItAllocates) {
@@ -93,6 +114,35 @@ TEST_F(FileTest, AtomicDirKeepsTheOldOneUnlessToldToOverwrite) {
   ASSERT_TRUE((*dir)->Commit().ok());
   EXPECT_EQ(Read(dir_ / "out/f"), "new");
   EXPECT_EQ(EntriesIn(dir_), 1u);
+}
+
+TEST_F(FileTest, OverwritingRemovesNothingButWhatIsReplaced) {
+  fs::create_directories(dir_ / "home/f");
+  Write(dir_ / "letter", "dear");
+  fs::create_directory(dir_ / "notes");
+  Write(dir_ / "notes/thesis", "years");
+  for (const char* target : {"home", "letter", "notes"}) {
+    auto dir = AtomicDir::Begin(dir_ / target, true);
+    ASSERT_TRUE(dir.ok());
+    Write((*dir)->dir() / "f", "new");
+    EXPECT_EQ((*dir)->Commit().code(), absl::StatusCode::kInvalidArgument) << target;
+  }
+  EXPECT_TRUE(fs::is_directory(dir_ / "home/f"));
+  EXPECT_EQ(Read(dir_ / "letter"), "dear");
+  EXPECT_EQ(Read(dir_ / "notes/thesis"), "years");
+  EXPECT_EQ(EntriesIn(dir_), 3u);
+}
+
+TEST_F(FileTest, WriteFileAtomicReplacesOnlyFiles) {
+  ASSERT_EQ(mkfifo((dir_ / "fifo").c_str(), 0600), 0);
+  fs::create_directory(dir_ / "folder");
+  fs::create_symlink(dir_ / "fifo", dir_ / "link");
+  for (const char* path : {"fifo", "folder", "link"}) {
+    EXPECT_EQ(WriteFileAtomic(dir_ / path, "1").code(), absl::StatusCode::kInvalidArgument) << path;
+  }
+  EXPECT_TRUE(fs::is_fifo(dir_ / "fifo"));
+  EXPECT_TRUE(fs::is_symlink(dir_ / "link"));
+  EXPECT_EQ(EntriesIn(dir_), 3u);
 }
 
 TEST_F(FileTest, ATargetThatAppearsMeanwhileIsNotReplaced) {
