@@ -181,6 +181,16 @@ MapSpec LargeSpec(Support support) {
           .target_rope = MakeRope(40, Pairing::kInterleaved, 1.2)};
 }
 
+// What the CPU finishes in registers; a head that is not finite sends its block the long way round.
+MapSpec UsualSpec(Support support, int32_t head_dim) {
+  return {.source = {.layers = 2, .kv_heads = 4, .head_dim = head_dim},
+          .target = {.layers = 2, .kv_heads = 4, .head_dim = head_dim},
+          .support = support,
+          .key_norm = KeyNorm::Kind::kKNorm,
+          .source_rope = MakeRope(head_dim, Pairing::kHalf, 1),
+          .target_rope = MakeRope(head_dim, Pairing::kHalf, 1.2)};
+}
+
 bool SameTokens(const Cache& a, const Cache& b, int64_t tokens) {
   const int64_t bytes = tokens * a.view.row() * int64_t(tensor::ByteSize(a.view.dtype));
   for (size_t i = 0; i < a.view.planes.size(); ++i) {
@@ -291,8 +301,9 @@ TEST_P(CpuBackendTest, WorkspaceIsWhatWasAnnounced) {
 }
 
 TEST_P(CpuBackendTest, ANaNInTheSourceTouchesItsOwnTokenOnly) {
-  for (Support support : {Support::kFull, Support::kHeadLocal}) {
-    const MapSpec spec = LargeSpec(support);
+  for (const MapSpec& spec : {LargeSpec(Support::kFull), LargeSpec(Support::kHeadLocal),
+                              UsualSpec(Support::kFull, 64), UsualSpec(Support::kHeadLocal, 128)}) {
+    const Support support = spec.support;
     const auto resident = Resident(MakeMapper(spec, rng_));
     const auto source = Cache::Make(spec.source, 40, Layout::kTokenMajor, 1, rng_);
     const Tile tile(*source, 0);
@@ -318,6 +329,25 @@ TEST_P(CpuBackendTest, ANaNInTheSourceTouchesItsOwnTokenOnly) {
         }
       }
     }
+  }
+}
+
+TEST_P(CpuBackendTest, BytesDoNotDependOnTheAlignmentOfTheTarget) {
+  for (int32_t head_dim : {64, 128}) {
+    const MapSpec spec = UsualSpec(Support::kHeadLocal, head_dim);
+    const auto resident = Resident(MakeMapper(spec, rng_));
+    const auto source = Cache::Make(spec.source, 40, Layout::kTokenMajor, 1, rng_);
+    const Tile tile(*source, 0);
+    const auto aligned = Cache::Make(spec.target, 40, Layout::kTokenMajor, 1, rng_);
+    const auto odd = Cache::Make(spec.target, 40, Layout::kTokenMajor, 1, rng_);
+    odd->bytes.resize(odd->bytes.size() + 2);
+    for (size_t i = 0; i < odd->view.planes.size(); ++i) {
+      const auto offset = aligned->view.planes[i].base - aligned->bytes.data();
+      odd->view.planes[i].base = odd->bytes.data() + offset + 2;
+    }
+    ASSERT_TRUE(Map(*resident, tile.source, *aligned, 40).ok());
+    ASSERT_TRUE(Map(*resident, tile.source, *odd, 40).ok());
+    EXPECT_TRUE(SameTokens(*aligned, *odd, 40));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,9 +17,19 @@ namespace kvbridge::device {
 
 enum class Layout { kTokenMajor, kHeadMajor, kPaged };
 
+// By cache lines, as the buffers of the process's pool.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
+  void deallocate(T* p, size_t) { ::operator delete(p, kLine); }
+  bool operator==(const LineAllocator&) const = default;
+};
+
 // A cache that owns its memory.
 struct Cache {
-  std::vector<std::byte> bytes;
+  std::vector<std::byte, LineAllocator<std::byte>> bytes;
   std::vector<int32_t> pages;
   kv::KvView view;
 
