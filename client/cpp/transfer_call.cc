@@ -38,9 +38,10 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     started_ = absl::Now();
     StartWrite(&write_);
     StartRead(&read_);
-    StartCall();
     {
+      // Before the call starts: one that was stopped already sends nothing.
       const std::stop_callback cancel(stop, [this] { context_.TryCancel(); });
+      StartCall();
       done_.WaitForNotification();
     }
     report_.bytes_sent = chunks_.has_value() ? chunks_->bytes() : 0;
