@@ -132,7 +132,7 @@ def measure(family: Family, client: Client, routes: list[Route], text: str, args
     rows = []
     for pair in sorted({(r.source, r.target) for r in routes}):
         layers = family.specs[pair[1]].geometry.layers
-        variants = {"no prefix": lambda cache, ids: None}
+        variants = {"no prefix": lambda cache, ids: 1}
         variants["raw source cache"] = lambda cache, ids, n=layers: ev.raw_paste(cache, n)
         members = [r for r in routes if (r.source, r.target) == pair]
         for route in members:
@@ -245,7 +245,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
     checked = sum("prototype" in row for rows in report.values() for row in rows)
-    print(f"\n{checked - len(off)} of {checked} figures within {args.tolerance:.0%} of the prototype's")
+    if checked:
+        print(f"\n{checked - len(off)} of {checked} rows within {args.tolerance:.0%} of the prototype's figures")
+    else:
+        print(f"\nno reference figures exist for {', '.join(report)}: nothing to compare with")
     for name in off:
         print(f"  off: {name}")
     return 1 if off else 0

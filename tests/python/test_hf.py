@@ -3,10 +3,13 @@ test_transformers4.py."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import FAMILY, TOKENIZER, family_spec
+from conftest import FAMILY, ROOT, TOKENIZER, family_spec
 from fake_server import Faults
 
 torch = pytest.importorskip("torch")
@@ -16,6 +19,7 @@ from kvbridge import evaluate, hf  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 
 SPECS = {"source": family_spec("small"), "target": family_spec("large"), "route": "pair"}
+SOURCES = {**os.environ, "PYTHONPATH": str(ROOT / "client/python/src")}
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +110,15 @@ def test_transfer_of_real_caches_is_worth_what_the_prototype_says(serve, small, 
             "own": lambda cache, window: evaluate.own_prefix(large, window),
             "mapped": mapped,
             "raw": lambda cache, window: evaluate.raw_paste(cache, 8),
-            "none": lambda cache, window: None,
+            "last 17": lambda cache, window: 17,
+            "none": lambda cache, window: 1,
         },
     )
     kl = {name: scores.variants[name].means()["kl"] for name in scores.variants}
     assert kl["own"] < 1e-6
     assert 0.05 < kl["mapped"] < 0.35
     assert kl["mapped"] < kl["none"] < kl["raw"]
+    assert kl["last 17"] < kl["none"]
     assert scores.gap_recovered("own") == pytest.approx(1, abs=1e-4)
     assert scores.gap_recovered("mapped") > scores.gap_recovered("none")
     assert len(server.headers) == 3
@@ -280,5 +286,26 @@ def test_cache_file_from_a_model(tmp_path):
     missing = ["cache", "from-hf", "--model", str(FAMILY / "small"), "--text", "none", "-o", "x"]
     assert main(missing) == 2
     assert not Path("x").exists()
+
+
+@pytest.mark.parametrize("module", ["kvbridge.hf", "kvbridge.evaluate"])
+@pytest.mark.parametrize("absent", ["torch", "transformers"])
+def test_without_the_extra_the_import_says_what_to_install(module, absent):
+    code = f"import sys; sys.modules['{absent}'] = None; import kvbridge; import {module}"
+    run = subprocess.run([sys.executable, "-c", code], env=SOURCES, text=True, capture_output=True)
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ") and last.endswith("pip install 'kvbridge[hf]'")
+
+
+def test_without_the_extra_the_command_says_what_to_install():
+    code = (
+        "import sys; sys.modules['torch'] = None; from kvbridge.__main__ import main; "
+        "sys.exit(main(['cache', 'from-hf', '--model', 'm', '--text', 't', '-o', 'x']))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], env=SOURCES, text=True, capture_output=True)
+    assert run.returncode == 2
+    assert run.stderr.startswith("kvbridge: ") and "pip install 'kvbridge[hf]'" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 
+import kvbridge
 import numpy as np
 import pytest
 from conftest import FAMILY, GOLDEN, ROOT, TOKENIZER, family_spec, random_cache
@@ -22,6 +24,11 @@ def test_generated_code_is_up_to_date():
     script = ROOT / "client/python/generate_protos.sh"
     done = subprocess.run([script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_version_is_the_projects():
+    project = (ROOT / "CMakeLists.txt").read_text()
+    assert kvbridge.__version__ == re.search(r"project\(kvbridge VERSION ([\d.]+)", project)[1]
 
 
 class Tokenizer:

@@ -10,6 +10,8 @@ from kvbridge.digests import chat_template_digest, token_ids_digest, tokenizer_d
 from kvbridge.model_spec import model_spec
 from kvbridge.result import RpcFailed, TransferCancelled, TransferFallback, TransferResult
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CacheFile",
     "CancelToken",

@@ -10,17 +10,16 @@ import numpy as np
 
 
 def _cache_from_hf(args: argparse.Namespace) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from kvbridge import CacheFile, write_cache
     from kvbridge.arrays import element_type, storage_dtype
+    from kvbridge.extra import torch, transformers
     from kvbridge.hf import cache_arrays, prefill, spec_of
 
     torch.set_grad_enabled(False)
-    tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, local_files_only=True)
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[args.dtype]
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, local_files_only=True)
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    model = read(args.model, dtype=dtype, local_files_only=True)
     text = Path(args.text).read_text(encoding="utf-8")
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
     ids = ids[:, : args.max_tokens]
@@ -40,7 +39,7 @@ def _cache_from_hf(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; 0, or 2 for bad usage or input."""
+    """Runs one command; 0, or 2 for bad usage or input, or without the extra "hf"."""
     parser = argparse.ArgumentParser(prog="python -m kvbridge", description=__doc__)
     areas = parser.add_subparsers(dest="area", required=True)
     cache = areas.add_parser("cache", help="cache files").add_subparsers(dest="verb", required=True)
@@ -56,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         args.run(args)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"kvbridge: {error}", file=sys.stderr)
         return 2
     return 0

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import DynamicCache
 
+from kvbridge.extra import DynamicCache, torch
 from kvbridge.hf import continue_from, cut, layer_tensors, prefill
 
 WINDOW = 512
 PROMPT = 384
 
-# From a source model's cache of a window to a cache that the target continues from.
-Mapping_ = Callable[[DynamicCache, torch.Tensor], "DynamicCache | None"]
+# From a source model's cache of a window to a cache that the target continues from, or to the number of the
+# prompt's last tokens that the target reads with nothing before them.
+Mapping_ = Callable[[DynamicCache, torch.Tensor], "DynamicCache | int"]
 
 
 @dataclass
@@ -81,8 +81,8 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Scores every variant on every window. A variant gets the source's cache of the first 511 tokens and the
-    window, and returns the cache to continue from, as long as the prompt less its native tail; None = start
-    at the prompt's last token with nothing before it."""
+    window, and returns the cache to continue from, as long as the prompt less its native tail, or how many of
+    the prompt's last tokens the target reads with nothing before them: the control for that native tail."""
     out = Evaluation({name: Scores() for name in variants}, Scores(), Scores())
     for index, ids in enumerate(passages):
         read, targets = ids[:, : WINDOW - 1], ids[0, PROMPT:]
@@ -92,9 +92,11 @@ def evaluate(
         _score(own, source_logits, targets, out.source)
         _score(own, own, targets, out.target)
         for name, variant in variants.items():
-            cache = variant(source_cache, ids)
-            start = PROMPT - 1 if cache is None else 0
-            logits = continue_from(target_model, cache or DynamicCache(), read[:, start:])
+            got = variant(source_cache, ids)
+            if isinstance(got, int):
+                logits = continue_from(target_model, DynamicCache(), read[:, PROMPT - got :])
+            else:
+                logits = continue_from(target_model, got, read)
             _score(own, logits[0, -len(targets) :], targets, out.variants[name])
         progress(index + 1, len(passages))
     return out

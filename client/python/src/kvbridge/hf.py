@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from transformers import DynamicCache
 
 from kvbridge.arrays import Array
 from kvbridge.client import Client
 from kvbridge.digests import chat_template_digest, tokenizer_digest
+from kvbridge.extra import DynamicCache, torch
 from kvbridge.model_spec import model_spec
 from kvbridge.result import UNSUPPORTED, TransferResult, fallback
 from kvbridge.v1 import types_pb2
