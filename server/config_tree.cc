@@ -228,7 +228,7 @@ class YamlWalker {
                            int depth) {
     KVB_RETURN_IF_ERROR(CountNode(path, depth));
     if (node.IsNull()) return absl::OkStatus();  // a section with everything commented out
-    if (!node.IsMap()) return Wrong(path, "a mapping", Kind(node));
+    if (!node.IsMap()) return Wrong(path.empty() ? "the document" : path, "a mapping", Kind(node));
     std::set<std::string> seen;
     for (const auto& entry : node) {
       if (!entry.first.IsScalar()) return Wrong(path, "keys that are names", Kind(entry.first));

@@ -217,8 +217,21 @@ absl::StatusOr<guard::KeyState> ToKeyState(v1::KeyState state, absl::string_view
   }
 }
 
+// What google/protobuf/duration.proto allows: one sign, and nanoseconds below one second.
+bool IsValid(const google::protobuf::Duration& duration) {
+  constexpr int32_t kSecond = 1'000'000'000;
+  const bool one_sign = duration.seconds() == 0 || duration.nanos() == 0 ||
+                        (duration.seconds() < 0) == (duration.nanos() < 0);
+  return one_sign && duration.nanos() > -kSecond && duration.nanos() < kSecond;
+}
+
 absl::Status ReadLimits(const v1::TransferLimits& limits, guard::TransferSpec* spec) {
   if (limits.has_max_latency()) {
+    if (!IsValid(limits.max_latency())) {
+      return Wrong("limits.max_latency", "seconds and nanos of one sign, nanos below a second",
+                   absl::StrCat(limits.max_latency().seconds(), " s and ",
+                                limits.max_latency().nanos(), " ns"));
+    }
     spec->max_latency = ToDuration(limits.max_latency());
     if (*spec->max_latency < absl::ZeroDuration()) {
       return Wrong("limits.max_latency", "at least 0s", absl::FormatDuration(*spec->max_latency));

@@ -18,6 +18,14 @@ namespace {
 using Answer = std::optional<Refusal>;
 
 constexpr size_t kMaxRequestId = 128;
+constexpr size_t kMaxTenant = 256;
+constexpr size_t kSha256Digits = 64;
+
+bool IsSha256(absl::string_view digest) {
+  return digest.size() == kSha256Digits && std::all_of(digest.begin(), digest.end(), [](char c) {
+           return absl::ascii_isdigit(c) || (c >= 'a' && c <= 'f');
+         });
+}
 
 template <typename... Parts>
 Refusal Refuse(Reason reason, const Parts&... parts) {
@@ -30,6 +38,15 @@ Answer CheckWellFormed(const TransferSpec& spec) {
       !std::all_of(id.begin(), id.end(), absl::ascii_isprint)) {
     return Refuse(Reason::kInvalidRequest, "request_id: expected 1 to ", kMaxRequestId,
                   " printable ASCII characters, got ", id.size(), " bytes");
+  }
+  if (spec.tenant.size() > kMaxTenant) {
+    return Refuse(Reason::kInvalidRequest, "tenant: expected at most ", kMaxTenant, " bytes, got ",
+                  spec.tenant.size());
+  }
+  if (!spec.token_ids_sha256.empty() && !IsSha256(spec.token_ids_sha256)) {
+    return Refuse(Reason::kInvalidRequest, "source_selection.token_ids_sha256: expected ",
+                  kSha256Digits, " lower-case hex digits, got ", spec.token_ids_sha256.size(),
+                  " bytes");
   }
   if (spec.tokens < 1) {
     return Refuse(Reason::kInvalidRequest, "source_selection.tokens: expected 1 or more, got ",
@@ -47,7 +64,9 @@ Answer CheckWellFormed(const TransferSpec& spec) {
   const std::pair<absl::string_view, int64_t> counts[] = {
       {"prompt_tokens", spec.prompt_tokens},
       {"hops", spec.hops},
-      {"limits.max_covered_tokens", spec.max_covered_tokens}};
+      {"limits.max_covered_tokens", spec.max_covered_tokens},
+      {"source.rope.max_position", spec.source.rope.max_position},
+      {"target.rope.max_position", spec.target.rope.max_position}};
   for (const auto& [field, count] : counts) {
     if (count < 0) {
       return Refuse(Reason::kInvalidRequest, field, ": expected 0 or more, got ", count);

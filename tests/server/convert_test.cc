@@ -71,6 +71,15 @@ TEST(ConvertTest, CountsAreBoundedBeforeAnythingIsSizedByThem) {
   EXPECT_EQ(ErrorOf(header), "source.rope.params.rotary_dim: expected 0 to 4096, got 1073741824");
 }
 
+TEST(ConvertTest, ADurationOfTwoSignsOrManySecondsOfNanosIsRefused) {
+  for (const auto& [seconds, nanos] : {std::pair(5, -1), {0, 2'000'000'000}, {-1, 1}}) {
+    v1::TransferHeader header = Header();
+    header.mutable_limits()->mutable_max_latency()->set_seconds(seconds);
+    header.mutable_limits()->mutable_max_latency()->set_nanos(nanos);
+    EXPECT_THAT(ErrorOf(header), HasSubstr("limits.max_latency: expected seconds and nanos"));
+  }
+}
+
 TEST(ConvertTest, ListsMustHaveTheirLength) {
   v1::TransferHeader header = Header();
   header.mutable_source()->mutable_rope()->mutable_params()->add_inv_freq(0.5);

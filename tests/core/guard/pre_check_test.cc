@@ -41,6 +41,25 @@ class PreCheckTest : public testing::Test {
   const absl::Time now_ = absl::FromUnixSeconds(1'000'000);
 };
 
+TEST_F(PreCheckTest, TextsOfTheCallerAreBoundedAndDigestsAreDigests) {
+  spec_.tenant = std::string(257, 't');
+  EXPECT_EQ(Refused().reason, Reason::kInvalidRequest);
+  EXPECT_EQ(Refused().detail, "tenant: expected at most 256 bytes, got 257");
+  spec_.tenant.pop_back();
+  for (const std::string& digest : {std::string("abc"), std::string(64, 'F')}) {
+    spec_.token_ids_sha256 = digest;
+    EXPECT_EQ(Refused().reason, Reason::kInvalidRequest) << digest;
+  }
+  spec_.token_ids_sha256 = std::string(64, 'f');
+  EXPECT_EQ(Refused().detail, "admitted");
+}
+
+TEST_F(PreCheckTest, ANegativePositionBoundIsNotUnbounded) {
+  spec_.target.rope.max_position = -1;
+  EXPECT_EQ(Refused().reason, Reason::kInvalidRequest);
+  EXPECT_EQ(Refused().detail, "target.rope.max_position: expected 0 or more, got -1");
+}
+
 TEST_F(PreCheckTest, CoversAllButTheLastTokenByDefault) {
   EXPECT_EQ(Covered(), 99);
   const auto answer = std::get<Admissible>(Check());
