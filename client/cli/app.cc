@@ -1,5 +1,6 @@
 #include "client/cli/app.h"
 
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <string>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "CLI/CLI.hpp"
@@ -36,6 +38,23 @@ struct Flags {
   ConvertFlags convert;
   Command command;  // of the subcommand that was named
 };
+
+// CLI11's own checks print the largest double where they have no upper bound.
+CLI::Validator Number(const std::string& expected, bool (*good)(double)) {
+  return CLI::Validator(
+      [expected, good](std::string& text) {
+        double value = 0;
+        if (absl::SimpleAtod(text, &value) && good(value)) return std::string();
+        return absl::StrCat("expected ", expected, ", got ", text);
+      },
+      "");
+}
+CLI::Validator NonNegative() {
+  return Number("a number, 0 or more", [](double v) { return v >= 0 && std::isfinite(v); });
+}
+CLI::Validator Positive() {
+  return Number("a number above 0", [](double v) { return v > 0 && std::isfinite(v); });
+}
 
 CLI::App* AddCommand(CLI::App& parent, Flags& flags, const char* name, const char* help,
                      Command command) {
@@ -72,16 +91,16 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   app->add_option("--out", f.out, "Target cache file; written when applied")->required();
   app->add_option("--request-id", f.request_id, "For logs and sampling")->capture_default_str();
   app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length; 0 = the cache's tokens")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   app->add_option("--native-tail", f.native_tail, "Tokens that the target prefills itself")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   app->add_option("--max-latency", f.max_latency_seconds, "Budget of the map, seconds")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   app->add_option("--deadline", f.deadline_seconds, "For everything, seconds")
-      ->check(CLI::NonNegativeNumber)
+      ->check(NonNegative())
       ->capture_default_str();
   app->add_option("--hops", f.hops, "Maps the cache has been through already")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   app->add_flag("--fail-on-fallback", f.fail_on_fallback, "Exit 1 unless applied");
   app->parse_complete_callback([&f] {
     if (f.artifact.empty() && f.server.empty()) {
@@ -124,11 +143,11 @@ void AddPlan(CLI::App& root, Flags& flags) {
       ->excludes(artifact)
       ->excludes(server);
   AddConfigFlags(app, f.configs);
-  app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length")->check(CLI::PositiveNumber);
+  app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length")->check(Positive());
   app->add_option("--native-tail", f.native_tail, "Tokens that the target prefills itself")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   app->add_option("--prefill-rate", f.prefill_rate, "The target's prefill, tokens per second")
-      ->check(CLI::PositiveNumber);
+      ->check(Positive());
   app->parse_complete_callback([&f] {
     if (!f.fit.empty()) return;
     if (f.artifact.empty() && f.server.empty()) {
@@ -139,14 +158,14 @@ void AddPlan(CLI::App& root, Flags& flags) {
   });
 }
 
-void AddArtifact(CLI::App& root, Flags& flags) {
+void AddArtifact(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   CLI::App* app =
       root.add_subcommand("artifact", "Convert artifacts; load, unload, list a server's");
   app->fallthrough();
   ConvertFlags& c = flags.convert;
   CLI::App* convert =
       AddCommand(*app, flags, "convert", "Write an artifact of any format as a native one",
-                 [&c](const Output& output) { return RunArtifactConvert(c, output); });
+                 [&c, stop](const Output& output) { return RunArtifactConvert(c, output, stop); });
   convert->add_option("in", c.in, "Artifact folder")->required();
   convert->add_option("out", c.out, "New artifact folder")->required();
   AddConfigFlags(convert, c.configs);
@@ -256,7 +275,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
                                 [&s](const Output& output) { return RunHealth(s, output); });
   AddServer(health, s.server)->required();
   health->add_option("--route", s.route, "One route; exit 0 if it serves");
-  AddArtifact(app, flags);
+  AddArtifact(app, flags, stop);
   AddCommand(app, flags, "version", "Print the version", RunVersion);
 
   try {

@@ -15,15 +15,17 @@ namespace kvbridge::cli {
 namespace {
 
 // Returns the digest; the prototype's format has none of its own.
-absl::StatusOr<std::string> Convert(const ConvertFlags& flags, base::WorkerPool* pool) {
+absl::StatusOr<std::string> Convert(const ConvertFlags& flags, base::WorkerPool* pool,
+                                    const std::stop_token& stop) {
   if (flags.to == "prototype") {
     KVB_ASSIGN_OR_RETURN(const artifact::Artifact loaded,
                          LoadLocalArtifact(flags.in, flags.configs, true, pool));
-    KVB_RETURN_IF_ERROR(
-        artifact::ExportPrototype(flags.out, loaded, {.pool = pool, .overwrite = flags.overwrite}));
+    const auto good = [&] { return artifact::CheckBeforeCommit(loaded, stop); };
+    KVB_RETURN_IF_ERROR(artifact::ExportPrototype(
+        flags.out, loaded, {.pool = pool, .overwrite = flags.overwrite, .before_commit = good}));
     return loaded.mapper->digest;
   }
-  artifact::ConvertOptions options = {.pool = pool, .overwrite = flags.overwrite};
+  artifact::ConvertOptions options = {.pool = pool, .overwrite = flags.overwrite, .stop = stop};
   KVB_ASSIGN_OR_RETURN(options.source, ReadConfig(flags.configs.source));
   KVB_ASSIGN_OR_RETURN(options.target, ReadConfig(flags.configs.target));
   if (!flags.key_norm_from.empty()) options.key_norm_from = flags.key_norm_from;
@@ -32,7 +34,8 @@ absl::StatusOr<std::string> Convert(const ConvertFlags& flags, base::WorkerPool*
 
 }  // namespace
 
-absl::StatusOr<ExitCode> RunArtifactConvert(const ConvertFlags& flags, const Output& output) {
+absl::StatusOr<ExitCode> RunArtifactConvert(const ConvertFlags& flags, const Output& output,
+                                            const std::stop_token& stop) {
   if (flags.to == "prototype" && !flags.key_norm_from.empty()) {
     return absl::InvalidArgumentError(
         "--key-norm-from: expected with --to native, the prototype's format has no key "
@@ -42,7 +45,7 @@ absl::StatusOr<ExitCode> RunArtifactConvert(const ConvertFlags& flags, const Out
   std::string digest;
   {
     const Progress progress(absl::StrCat("converting ", flags.in), output.quiet());
-    KVB_ASSIGN_OR_RETURN(digest, Convert(flags, pool.get()));
+    KVB_ASSIGN_OR_RETURN(digest, Convert(flags, pool.get(), stop));
   }
   const base::Json document = {{"schema", "kvbridge.convert/v1"},
                                {"out", flags.out},

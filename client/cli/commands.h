@@ -79,7 +79,8 @@ struct ConvertFlags {
   std::string to = "native";
   bool overwrite = false;
 };
-absl::StatusOr<ExitCode> RunArtifactConvert(const ConvertFlags& flags, const Output& output);
+absl::StatusOr<ExitCode> RunArtifactConvert(const ConvertFlags& flags, const Output& output,
+                                            const std::stop_token& stop);
 
 absl::StatusOr<ExitCode> RunVersion(const Output& output);
 

@@ -1,5 +1,6 @@
 #include "client/cli/interrupt.h"
 
+#include <chrono>
 #include <csignal>
 
 #include <pthread.h>
@@ -9,6 +10,10 @@
 
 namespace kvbridge::cli {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+// timeout(1) and some shells signal the process and its group: one request, which arrives twice.
+constexpr std::chrono::milliseconds kSameStroke{300};
 
 // Wakes the waiter when there is nothing left to wait for.
 constexpr int kFinish = SIGUSR1;
@@ -27,8 +32,13 @@ Interrupt::Interrupt() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   waiter_ = std::jthread([this] {
     const sigset_t waited = Signals();
+    Clock::time_point first;
     for (int signal = 0; sigwait(&waited, &signal) == 0 && signal != kFinish;) {
-      if (!stop_.request_stop()) _exit(static_cast<int>(ExitCode::kInterrupted));
+      if (stop_.request_stop()) {
+        first = Clock::now();
+      } else if (Clock::now() - first > kSameStroke) {
+        _exit(static_cast<int>(ExitCode::kInterrupted));
+      }
     }
   });
 }

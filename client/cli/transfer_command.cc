@@ -1,8 +1,10 @@
 // kvbridge transfer: from one cache file to another, in this process or by a server.
 #include <algorithm>
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -207,6 +209,10 @@ absl::StatusOr<TransferReport> TransferRemotely(const TransferFlags& flags, cons
 
 absl::StatusOr<ExitCode> RunTransfer(const TransferFlags& flags, const Output& output,
                                      const std::stop_token& stop) {
+  std::error_code absent;
+  if (std::filesystem::equivalent(flags.in, flags.out, absent)) {
+    return absl::InvalidArgumentError("--out: expected another file than --in, got the same");
+  }
   KVB_ASSIGN_OR_RETURN(const artifact::CacheFile source, artifact::ReadCacheFile(flags.in));
   KVB_ASSIGN_OR_RETURN(const TransferReport report,
                        flags.server.empty() ? TransferLocally(flags, output, source, stop)
