@@ -53,6 +53,7 @@ std::pair<Reason, std::string> WhyNotServed(const TransferPlanInput& in,
 struct Rates {
   std::optional<double> move;
   std::optional<double> total;
+  std::optional<double> at_least;  // the total, or the part of it that is known
   std::optional<double> prefill;
 };
 
@@ -64,20 +65,43 @@ Rates PerToken(const TransferPlanInput& in, const mapper::Mapper& mapper) {
   }
   if (rates.move.has_value() && in.map_seconds_per_token.has_value()) {
     rates.total = *rates.move + *in.map_seconds_per_token;
+    rates.at_least = rates.total;
+  } else {
+    rates.at_least = rates.move.has_value() ? rates.move : in.map_seconds_per_token;
   }
   if (in.prefill_tokens_per_second > 0) rates.prefill = 1 / in.prefill_tokens_per_second;
   return rates;
 }
 
-// The shortest prompt N whose covered tokens c satisfy fixed + c * total < c * prefill, caps aside.
+// Both sides grow with the covered tokens alone: the shortest prompt that is served, or none.
 Estimate BreakEven(const TransferPlanInput& in, const guard::RoutePolicy& policy,
                    const Rates& rates) {
-  if (!rates.total.has_value() || !rates.prefill.has_value()) return {};
-  const double gain = *rates.prefill - *rates.total;
-  if (gain <= 0) return {std::nullopt, Provenance::kDerived};
-  const double covered = std::max(std::floor(in.fixed_seconds / gain) + 1,
-                                  static_cast<double>(policy.min_covered_tokens));
-  return Derived(covered + std::max({1, in.native_tail, policy.native_tail}));
+  if (!rates.prefill.has_value() || !rates.at_least.has_value()) return {};
+  if (*rates.at_least >= *rates.prefill) return {std::nullopt, Provenance::kDerived};
+  if (!rates.total.has_value()) return {};
+  const int64_t covered = std::max<int64_t>(1, policy.min_covered_tokens);
+  return Derived(static_cast<double>(covered) + std::max({1, in.native_tail, policy.native_tail}));
+}
+
+// Of a route that serves: the answer to "is it faster", and what it rests on.
+std::pair<Reason, std::string> Compare(int64_t covered, const Rates& rates) {
+  if (!rates.prefill.has_value()) {
+    return {Reason::kNone, "no prefill rate was stated, so nothing was compared"};
+  }
+  if (rates.at_least.has_value() && *rates.at_least >= *rates.prefill) {
+    const auto tokens = static_cast<double>(covered);
+    return {Reason::kNotWorthIt,
+            absl::StrCat("prefilling ", covered, " tokens takes ", tokens * *rates.prefill,
+                         " s, the transfer ", rates.total.has_value() ? "" : "at least ",
+                         tokens * *rates.at_least, " s")};
+  }
+  if (!rates.move.has_value()) {
+    return {Reason::kNone, "moving the bytes is unmeasured until a transfer has been seen"};
+  }
+  if (!rates.total.has_value()) {
+    return {Reason::kNone, "mapping is unmeasured until a transfer has been seen"};
+  }
+  return {Reason::kNone, ""};
 }
 
 }  // namespace
@@ -103,23 +127,19 @@ absl::StatusOr<TransferPlan> MakeTransferPlan(const TransferPlanInput& in,
   plan.map_flops = covered * mapper.flops_per_token();
 
   const Rates rates = PerToken(in, mapper);
-  const auto scaled = [&](std::optional<double> per_token, double fixed) -> std::optional<double> {
+  const auto scaled = [covered](std::optional<double> per_token) -> std::optional<double> {
     if (!per_token.has_value()) return std::nullopt;
-    return fixed + covered * *per_token;
+    return covered * *per_token;
   };
-  plan.map_seconds = Derived(scaled(in.map_seconds_per_token, 0));
-  plan.move_seconds = Derived(scaled(rates.move, 0));
-  plan.total_seconds = Derived(scaled(rates.total, in.fixed_seconds));
-  plan.prefill_seconds = Derived(scaled(rates.prefill, 0));
+  plan.map_seconds = Derived(scaled(in.map_seconds_per_token));
+  plan.move_seconds = Derived(scaled(rates.move));
+  plan.total_seconds = Derived(scaled(rates.total));
+  plan.prefill_seconds = Derived(scaled(rates.prefill));
   plan.break_even_tokens = BreakEven(in, policy, rates);
 
   std::tie(plan.reason, plan.detail) = WhyNotServed(in, policy, plan.covered_tokens);
-  if (plan.reason == Reason::kNone && rates.total.has_value() && rates.prefill.has_value() &&
-      *plan.total_seconds.value >= *plan.prefill_seconds.value) {
-    plan.reason = Reason::kNotWorthIt;
-    plan.detail = absl::StrCat("prefilling ", plan.covered_tokens, " tokens takes ",
-                               *plan.prefill_seconds.value, " s, the transfer ",
-                               *plan.total_seconds.value, " s");
+  if (plan.reason == Reason::kNone) {
+    std::tie(plan.reason, plan.detail) = Compare(plan.covered_tokens, rates);
   }
   plan.worth_it = plan.reason == Reason::kNone;
   return plan;

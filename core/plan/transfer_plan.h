@@ -40,26 +40,28 @@ struct TransferPlanInput {
   std::optional<double> map_seconds_per_token;
   std::optional<double> ingress_seconds_per_byte;
   std::optional<double> egress_seconds_per_byte;
-  double fixed_seconds = 0;  // per transfer, whatever its length
 };
 
 struct TransferPlan {
   bool worth_it = false;
   guard::Reason reason = guard::Reason::kNone;  // why not
-  std::string detail;                           // one sentence for a person
+  std::string detail;  // one sentence for a person: why not, or what was not compared
   int64_t covered_tokens = 0;
   int64_t bytes_in = 0;
   int64_t bytes_out = 0;
   double map_flops = 0;
   Estimate map_seconds;
   Estimate move_seconds;
-  Estimate total_seconds;      // queue excluded
-  Estimate prefill_seconds;    // of the covered tokens, at the caller's rate
-  Estimate break_even_tokens;  // shortest prompt for which the transfer is expected to be faster
+  Estimate total_seconds;    // queue excluded
+  Estimate prefill_seconds;  // of the covered tokens, at the caller's rate
+  // Shortest prompt for which the transfer is expected to be faster. What a transfer costs whatever
+  // its length is not measured, hence not counted.
+  Estimate break_even_tokens;
 };
 
-// Worth it: the route serves and, where both times are known, the transfer is expected to be
-// faster. INVALID_ARGUMENT names a field out of range.
+// Worth it: the route serves, and what is known of the transfer's time is below the prefill's.
+// While moving the bytes is unmeasured the map's time is all that is known, and a lower bound;
+// without a prefill rate nothing is compared. INVALID_ARGUMENT names a field out of range.
 absl::StatusOr<TransferPlan> MakeTransferPlan(const TransferPlanInput& input,
                                               const mapper::Mapper& mapper,
                                               const guard::RoutePolicy& policy);

@@ -36,6 +36,7 @@ class TransferPlanTest : public testing::Test {
 TEST_F(TransferPlanTest, SizesAreExactAndTimesUnmeasuredAreNoNumbers) {
   const TransferPlan plan = Plan();
   EXPECT_TRUE(plan.worth_it);
+  EXPECT_EQ(plan.detail, "no prefill rate was stated, so nothing was compared");
   EXPECT_EQ(plan.covered_tokens, 100);
   EXPECT_EQ(plan.bytes_in, 25600);
   EXPECT_EQ(plan.bytes_out, 51200);
@@ -48,24 +49,23 @@ TEST_F(TransferPlanTest, SizesAreExactAndTimesUnmeasuredAreNoNumbers) {
 
 TEST_F(TransferPlanTest, TimesFollowFromTheMeasuredRates) {
   Measure();
-  in_.fixed_seconds = 0.5;
   in_.prefill_tokens_per_second = 100;
   const TransferPlan plan = Plan();
   EXPECT_DOUBLE_EQ(*plan.map_seconds.value, 0.1);
   EXPECT_DOUBLE_EQ(*plan.move_seconds.value, 0.0256 + 0.1024);
-  EXPECT_DOUBLE_EQ(*plan.total_seconds.value, 0.5 + 0.1 + 0.128);
+  EXPECT_DOUBLE_EQ(*plan.total_seconds.value, 0.1 + 0.128);
   EXPECT_DOUBLE_EQ(*plan.prefill_seconds.value, 1);
   EXPECT_EQ(plan.total_seconds.provenance, Provenance::kDerived);
   EXPECT_TRUE(plan.worth_it);
-  // A token gains 10 - 2.28 ms; 64 * 7.72 ms < 0.5 s <= 65 * 7.72 ms.
-  EXPECT_DOUBLE_EQ(*plan.break_even_tokens.value, 65 + 1);
+  EXPECT_EQ(plan.detail, "");
+  EXPECT_DOUBLE_EQ(*plan.break_even_tokens.value, 2);
 }
 
 TEST_F(TransferPlanTest, BreakEvenIsWhereTheAnswerTurns) {
   Measure();
-  in_.fixed_seconds = 0.5;
   in_.prefill_tokens_per_second = 100;
   in_.native_tail = 17;
+  policy_.min_covered_tokens = 40;
   const auto n = static_cast<int64_t>(*Plan().break_even_tokens.value);
   in_.prompt_tokens = n;
   EXPECT_TRUE(Plan().worth_it);
@@ -81,6 +81,20 @@ TEST_F(TransferPlanTest, FasterPrefillAtEveryLengthHasNoBreakEven) {
   EXPECT_FALSE(plan.worth_it);
   EXPECT_EQ(plan.reason, Reason::kNotWorthIt);
   EXPECT_EQ(plan.break_even_tokens, (Estimate{std::nullopt, Provenance::kDerived}));
+}
+
+TEST_F(TransferPlanTest, TheMapAloneIsALowerBoundOfTheTransfer) {
+  in_.map_seconds_per_token = 1e-3;
+  in_.prefill_tokens_per_second = 1000;
+  EXPECT_FALSE(Plan().worth_it);
+  EXPECT_EQ(Plan().reason, Reason::kNotWorthIt);
+  EXPECT_EQ(Plan().detail, "prefilling 100 tokens takes 0.1 s, the transfer at least 0.1 s");
+  EXPECT_EQ(Plan().total_seconds, Estimate());
+  EXPECT_EQ(Plan().break_even_tokens, (Estimate{std::nullopt, Provenance::kDerived}));
+  in_.prefill_tokens_per_second = 999;
+  EXPECT_TRUE(Plan().worth_it);
+  EXPECT_EQ(Plan().detail, "moving the bytes is unmeasured until a transfer has been seen");
+  EXPECT_EQ(Plan().break_even_tokens, Estimate());
 }
 
 TEST_F(TransferPlanTest, RoutesThatDoNotServeAreNotWorthAsking) {
