@@ -21,8 +21,9 @@ absl::Status NotServed(absl::string_view call) {
       call, ": expected a call of this version's features (", absl::StrJoin(kFeatures, ", "), ")"));
 }
 
-std::optional<double> RateOf(const engine::RateMeter& rates, absl::string_view key) {
-  const auto rate = rates.Get(key);
+// However old it is: a plan is advice, and the last rate seen says more than none. Only an estimate
+// that refuses a transfer has to be fresh.
+std::optional<double> PerUnit(const std::optional<engine::Rate>& rate) {
   if (!rate.has_value()) return std::nullopt;
   return rate->seconds_per_unit;
 }
@@ -80,9 +81,9 @@ absl::Status KvBridgeService::MakePlan(const v1::PlanRequest& request,
                               .native_tail = request.native_tail(),
                               .prefill_tokens_per_second = request.prefill_tokens_per_second(),
                               .proven = route.proven(),
-                              .map_seconds_per_token = RateOf(rates, mapper.digest),
-                              .ingress_seconds_per_byte = RateOf(rates, kInlineIn),
-                              .egress_seconds_per_byte = RateOf(rates, kInlineOut)},
+                              .map_seconds_per_token = PerUnit(rates.Get(mapper.digest)),
+                              .ingress_seconds_per_byte = PerUnit(rates.Fastest(kInlineIn)),
+                              .egress_seconds_per_byte = PerUnit(rates.Fastest(kInlineOut))},
                              mapper, route.policy));
   *response = ToProto(plan);
   *response->mutable_evidence() = ToProto(route.loaded->provenance);

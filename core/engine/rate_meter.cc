@@ -21,6 +21,7 @@ void RateMeter::Record(absl::string_view key, double units, absl::Duration elaps
   Sums& sums = sums_[key];
   sums.units = kFade * sums.units + units;
   sums.seconds = kFade * sums.seconds + absl::ToDoubleSeconds(elapsed);
+  sums.recent[sums.count++ % kRecent] = absl::ToDoubleSeconds(elapsed) / units;
   sums.last = now;
 }
 
@@ -29,6 +30,15 @@ std::optional<Rate> RateMeter::Get(absl::string_view key) const {
   const auto it = sums_.find(key);
   if (it == sums_.end()) return std::nullopt;
   return Rate{it->second.seconds / it->second.units, it->second.last};
+}
+
+std::optional<Rate> RateMeter::Fastest(absl::string_view key) const {
+  base::MutexLock lock(&mutex_);
+  const auto it = sums_.find(key);
+  if (it == sums_.end()) return std::nullopt;
+  const Sums& sums = it->second;
+  const auto* end = sums.recent.begin() + std::min(sums.count, kRecent);
+  return Rate{*std::min_element(sums.recent.begin(), end), sums.last};
 }
 
 }  // namespace kvbridge::engine

@@ -2,6 +2,7 @@
 // mapper digest, in tokens; planes record theirs in bytes. Unmeasured is not a number.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -33,10 +34,18 @@ class RateMeter {
   // Mean over the units seen, recent ones weighing more; none before the first Record.
   std::optional<Rate> Get(absl::string_view key) const;
 
+  // The fastest of the last kRecent observations. For planes: what a plane took includes the time
+  // that its peer let it wait, so that only the fastest comes near what the plane itself can do.
+  std::optional<Rate> Fastest(absl::string_view key) const;
+
  private:
+  static constexpr size_t kRecent = 16;
+
   struct Sums {
     double units = 0;
     double seconds = 0;
+    std::array<double, kRecent> recent;  // seconds per unit, a ring
+    size_t count = 0;                    // observations so far
     absl::Time last;
   };
   mutable base::Mutex mutex_;

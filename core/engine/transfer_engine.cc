@@ -89,16 +89,19 @@ absl::Status TransferEngine::MeasureRate(const device::ResidentMapper& resident)
   const kv::KvView source = cache(from, &source_bytes);
   const kv::KvView target = cache(to, &target_bytes);
   const std::vector<int64_t> positions(static_cast<size_t>(options_.tile_tokens), 0);
-  const absl::Time start = deps_.clock->Now();
-  KVB_ASSIGN_OR_RETURN(const std::unique_ptr<device::PreparedTile> tile,
-                       deps_.backend->Prepare(resident, {.view = &source,
-                                                         .tokens = {0, options_.tile_tokens},
-                                                         .positions = positions}));
-  KVB_RETURN_IF_ERROR(
-      deps_.backend->MapLayers(resident, *tile, {0, to.layers}, target, 0, [] { return false; })
-          .status());
-  const absl::Time end = deps_.clock->Now();
-  rates_.Record(mapper.digest, options_.tile_tokens, end - start, end);
+  absl::Duration fastest = absl::InfiniteDuration();
+  for (const bool warm : {false, true, true}) {
+    const absl::Time start = deps_.clock->Now();
+    KVB_ASSIGN_OR_RETURN(const std::unique_ptr<device::PreparedTile> tile,
+                         deps_.backend->Prepare(resident, {.view = &source,
+                                                           .tokens = {0, options_.tile_tokens},
+                                                           .positions = positions}));
+    KVB_RETURN_IF_ERROR(
+        deps_.backend->MapLayers(resident, *tile, {0, to.layers}, target, 0, [] { return false; })
+            .status());
+    if (warm) fastest = std::min(fastest, deps_.clock->Now() - start);
+  }
+  rates_.Record(mapper.digest, options_.tile_tokens, fastest, deps_.clock->Now());
   return absl::OkStatus();
 }
 

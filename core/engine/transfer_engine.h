@@ -50,9 +50,10 @@ class TransferEngine {
                                                           const guard::RoutePolicy& policy,
                                                           ArtifactPin pin);
 
-  // Maps one tile of zeros and records how long it took, so that Plan and latency budgets have this
-  // machine's rate before the first transfer. For whoever has just loaded an artifact; blocks for
-  // one tile. Errors are the backend's.
+  // Maps a tile of zeros three times and records the faster of the last two (the first finds cold
+  // caches and wakes the workers), so that Plan and latency budgets have this machine's rate before
+  // the first transfer. For whoever has just loaded an artifact; blocks for three tiles. Errors are
+  // the backend's.
   absl::Status MeasureRate(const device::ResidentMapper& mapper);
 
   int32_t tile_tokens() const { return options_.tile_tokens; }

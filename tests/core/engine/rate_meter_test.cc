@@ -28,6 +28,17 @@ TEST(RateMeterTest, MeanWeighsUnitsAndFadesTheOld) {
   EXPECT_NEAR(meter.Get("m")->seconds_per_unit, 0.02, 1e-9);
 }
 
+TEST(RateMeterTest, FastestIsOfTheLastSixteenObservations) {
+  RateMeter meter;
+  EXPECT_FALSE(meter.Fastest("in").has_value());
+  meter.Record("in", 100, absl::Seconds(1), kNow);
+  for (int i = 0; i < 15; ++i) meter.Record("in", 100, absl::Seconds(90), kNow + absl::Seconds(i));
+  EXPECT_DOUBLE_EQ(meter.Fastest("in")->seconds_per_unit, 0.01);
+  EXPECT_EQ(meter.Fastest("in")->measured_at, kNow + absl::Seconds(14));
+  meter.Record("in", 100, absl::Seconds(80), kNow);
+  EXPECT_DOUBLE_EQ(meter.Fastest("in")->seconds_per_unit, 0.8);
+}
+
 TEST(RateMeterTest, KeysAreBoundedAndTheStalestGoes) {
   RateMeter meter;
   for (size_t i = 0; i <= RateMeter::kMaxKeys; ++i) {
