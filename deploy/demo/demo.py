@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers
-from chart import write_chart
+from chart import chart
 from kvbridge import Client, TransferResult
 from kvbridge import evaluate as ev
 from kvbridge.hf import generate_with_transfer, prefill, spec_of, transfer_cache
@@ -27,6 +32,8 @@ FAMILY = ROOT / "tests/data/family"
 ARTIFACT = FAMILY / "artifacts/prototype-small-to-large-k4-bf16"
 TEXT = FAMILY / "text/public_domain/eval_kjv.txt"
 PLAIN, RENORMALISED, DAMAGED = "plain", "key-norm", "damaged"
+MAPPED, KEY_NORM = "mapped", "mapped, keys renormalised"
+TAILS = (1, 17, 65)  # of the prompt, read by large itself
 STARTED = time.monotonic()
 BOLD, DIM, END = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
 
@@ -130,32 +137,76 @@ def show(label: str, text: str) -> None:
     print(textwrap.fill(quoted, 100, initial_indent="      ", subsequent_indent="      "))
 
 
-def variants(models: Models, client: Client) -> dict:
-    """Label -> from small's cache of a window to the cache that large continues from."""
+def show_time(models: Models, client: Client, passage: torch.Tensor) -> dict:
+    """One line: a transfer against what it saves, large's own prefill of the same tokens."""
+    prompt = passage[:, : ev.PROMPT]
+    cache = prefill(models.small, prompt[:, :-1])
 
-    def mapped(name: str, native_tail: int):
+    def transfer() -> None:
+        transfer_cache(
+            client, cache, source=models.source, target=models.target, route=RENORMALISED, input_ids=prompt
+        )
+
+    def own() -> None:
+        prefill(models.large, prompt[:, :-1])
+
+    seconds: dict = {transfer: [], own: []}
+    for _ in range(9):  # in turn, so that a busy machine slows both
+        for work, taken in seconds.items():
+            started = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - started)
+    moved, read = (statistics.median(taken) * 1e3 for taken in seconds.values())
+    print(
+        f"  time: transfer {moved:.1f} ms, Python client included; large's own prefill of the same "
+        f"{ev.PROMPT - 1} tokens {read:.1f} ms\n"
+        "      (medians of 9, float32, one CPU thread each; with models this tiny it says little about large ones)"
+    )
+    return {"tokens": ev.PROMPT - 1, "transfer_ms": moved, "own_prefill_ms": read}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to get a cache that large continues from, with the prompt's last `tail` tokens its own to read."""
+
+    tail: int
+    name: str
+    to_large: Callable
+
+    @property
+    def key(self) -> str:
+        """Unique among all variants."""
+        return f"{self.tail}: {self.name}"
+
+
+def variants(models: Models, client: Client) -> list[Variant]:
+    """Maps and controls, those with the same native tail together."""
+
+    def mapped(route: str, tail: int) -> Callable:
         def to_large(cache, ids):
             moved = transfer_cache(
-                client, cache, source=models.source, target=models.target, route=name,
-                input_ids=ids[:, : ev.PROMPT], native_tail=native_tail,
+                client, cache, source=models.source, target=models.target, route=route,
+                input_ids=ids[:, : ev.PROMPT], native_tail=tail,
             )  # fmt: skip
             if moved.cache is None:
-                raise SystemExit(f"route {name}: expected an applied transfer, got {moved.result}")
+                raise SystemExit(f"route {route}: expected an applied transfer, got {moved.result}")
             return moved.cache
 
         return to_large
 
     layers = models.target.geometry.layers
-    return {
-        "mapped": mapped(PLAIN, 1),
-        "mapped, native tail of 16 more tokens": mapped(PLAIN, 17),
-        "mapped, native tail of 64 more tokens": mapped(PLAIN, 65),
-        "mapped, keys renormalised": mapped(RENORMALISED, 1),
-        "mapped, keys renormalised, tail of 16 more": mapped(RENORMALISED, 17),
-        "mapped, keys renormalised, tail of 64 more": mapped(RENORMALISED, 65),
-        "control: small's cache pasted as it is": lambda cache, ids: ev.raw_paste(cache, layers),
-        "control: nothing before the last token": lambda cache, ids: None,
-    }
+    pasted = Variant(1, "control: small's cache pasted as it is", lambda cache, ids: ev.raw_paste(cache, layers))
+    found = []
+    for tail in TAILS:
+        found += [Variant(tail, MAPPED, mapped(PLAIN, tail)), Variant(tail, KEY_NORM, mapped(RENORMALISED, tail))]
+        found += [pasted] if tail == pasted.tail else []
+        found.append(Variant(tail, nothing_before(tail), lambda cache, ids, tail=tail: tail))
+    return found
+
+
+def nothing_before(tail: int) -> str:
+    """Name of the control that shows what a native tail is worth by itself."""
+    return "control: nothing before the last token" if tail == 1 else f"control: nothing but the last {tail} tokens"
 
 
 def show_quality(models: Models, client: Client, passages: list[torch.Tensor]) -> list[dict]:
@@ -166,30 +217,45 @@ def show_quality(models: Models, client: Client, passages: list[torch.Tensor]) -
         "  after its own prefill (0 = the same). Top-1: share of equal most likely tokens. NLL: nats per token of\n"
         "  the text. Gap: share of the way from small's NLL (0 %) to large's own (100 %), 95 % interval.\n"
     )
+    ways = variants(models, client)
     scores = ev.evaluate(
-        models.small, models.large, passages, variants(models, client),
+        models.small, models.large, passages, {way.key: way.to_large for way in ways},
         lambda done, total: done % 6 or progress(f"passage {done} of {total}"),
     )  # fmt: skip
-    rows = [row("large's own prefill", scores.target.means(), 1.0)]
-    for name, variant in scores.variants.items():
-        rows.append(
-            row(name, variant.means(), scores.gap_recovered(name), scores.gap_interval(name))
-        )
-    rows.append(row("small reads on alone, no switch", scores.source.means(), 0.0))
+    rows = [row("large's own prefill", ev.PROMPT, scores.target.means(), 1.0)]
+    for way in ways:
+        gap, interval = scores.gap_recovered(way.key), scores.gap_interval(way.key)
+        rows.append(row(way.name, way.tail, scores.variants[way.key].means(), gap, interval))
+    rows.append(row("small reads on alone, no switch", 0, scores.source.means(), 0.0))
     print(f"  {'how large got its cache':44} {'KL':>6} {'top-1':>6} {'NLL':>6}   gap recovered")
-    for item in rows:
-        interval = item["gap_95"]
-        spread = f"  [{interval[0]:4.0%}, {interval[1]:4.0%}]" if interval else ""
-        print(
-            f"  {item['name']:44} {item['kl']:6.3f} {item['top1']:6.1%} {item['nll']:6.3f} "
-            f"{item['gap']:8.1%}{spread}"
-        )
+    for group, members in groups(rows):
+        print(*([f"  {group}"] if group else []), *map(table_line, members), sep="\n")
     return rows
 
 
-def row(name: str, means: dict, gap: float, interval: tuple[float, float] | None = None) -> dict:
-    """One line of the table."""
-    return {"name": name, **means, "gap": gap, "gap_95": interval}
+def row(
+    name: str, tail: int, means: dict, gap: float, interval: tuple[float, float] | None = None
+) -> dict:
+    """One line of the table. native_tail: how many of the prompt's tokens large reads itself."""
+    return {"name": name, "native_tail": tail, **means, "gap": gap, "gap_95": interval}
+
+
+def groups(rows: list[dict]) -> list[tuple[str, list[dict]]]:
+    """The rows with a heading for each native tail; large and small alone have none."""
+    headings = {1: "large reads the last token only"}
+    headings |= {tail: f"native tail of {tail} tokens" for tail in TAILS if tail > 1}
+    return [
+        (headings.get(tail, ""), list(members))
+        for tail, members in itertools.groupby(rows, lambda item: item["native_tail"])
+    ]
+
+
+def table_line(item: dict) -> str:
+    """A row as text."""
+    interval = item["gap_95"]
+    spread = f"  [{interval[0]:4.0%}, {interval[1]:4.0%}]" if interval else ""
+    name = ("  " if item["native_tail"] in TAILS else "") + item["name"]
+    return f"  {name:44} {item['kl']:6.3f} {item['top1']:6.1%} {item['nll']:6.3f} {item['gap']:8.1%}{spread}"
 
 
 def show_fallbacks(
@@ -227,20 +293,33 @@ def show_fallbacks(
 
 
 def show_summary(rows: list[dict], out: Path) -> None:
-    """What to remember."""
-    by_name = {item["name"]: item for item in rows}
-    plain, best = by_name["mapped"], by_name["mapped, keys renormalised, tail of 64 more"]
-    renormalised = by_name["mapped, keys renormalised"]
-    cold = by_name["control: nothing before the last token"]
+    """What to remember: each mapped prefix beside the same native tail without one."""
+    found = {(item["native_tail"], item["name"]): item for item in rows}
     heading("Summary")
+    for tail in TAILS:
+        mapped, bare = found[tail, KEY_NORM], found[tail, nothing_before(tail)]
+        read, them = ("token", "it") if tail == 1 else (f"{tail} tokens", "them")
+        print(
+            f"  With the same last {read} read natively: KL {mapped['kl']:.3f} with the mapped prefix, "
+            f"{bare['kl']:.3f} with nothing before {them}\n"
+            f"    (gap recovered: {mapped['gap']:.0%} and {bare['gap']:.0%})."
+        )
     print(
-        f"  Large went on from small's cache without reading the prompt: KL {plain['kl']:.3f} as fitted, "
-        f"{renormalised['kl']:.3f} with keys renormalised,\n"
-        f"  {best['kl']:.3f} when it also reads the last 65 tokens itself; {cold['kl']:.3f} without the prompt. "
-        f"Gap recovered: {plain['gap']:.0%}, {renormalised['gap']:.0%}, {best['gap']:.0%}.\n"
+        f"  This text needs little long context: its last {TAILS[-1]} tokens are worth most of the prompt.\n"
         f"  The three bad transfers fell back with a reason, and were counted.\n"
         f"  Chart: {out / 'result.html'}   Figures: {out / 'result.json'}   {time.monotonic() - STARTED:.0f} s"
     )
+
+
+def write_result(out: Path, result: dict) -> None:
+    """Both files, each under its name only when it is whole."""
+    out.mkdir(parents=True, exist_ok=True)
+    pages = {"result.json": json.dumps(result, indent=1) + "\n"}
+    pages["result.html"] = chart(groups(result["rows"]), result["passages"])
+    for name, text in pages.items():
+        (out / f"{name}.new").write_text(text, encoding="utf-8")
+    for name in pages:
+        (out / f"{name}.new").replace(out / name)
 
 
 def main() -> int:
@@ -259,23 +338,24 @@ def main() -> int:
 
     sys.stdout.reconfigure(line_buffering=True)
     print(f"{BOLD}kvbridge: turns one language model's KV cache into a sibling model's{END}")
-    shutil.rmtree(args.out, ignore_errors=True)
-    args.out.mkdir(parents=True)
     progress("loading two models of one family: small (4 layers, 2.6 M) and large (8 layers, 6.7 M)")
     models = load()
     passages = ev.windows(models.tokenizer, TEXT.read_text(encoding="utf-8"), args.passages)
     progress("adding large's k_norm weights to the fitted map (kvbridge artifact convert), damaging a copy")
-    artifacts = make_artifacts(args.cli.resolve(), args.out.resolve())
-    with LocalServer(args.kvbridged, [route(*item) for item in artifacts.items()]) as server:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvbridge-")))
+        artifacts = make_artifacts(args.cli.resolve(), folder)
+        routes = [route(*item) for item in artifacts.items()]
+        one_thread = {"engine": {"threads": 1}}  # as torch has
+        server = stack.enter_context(LocalServer(args.kvbridged, routes, one_thread))
         progress(f"kvbridged serves the routes {', '.join(artifacts)} on a unix socket")
-        with Client(server.address) as client:
-            show_switch(models, client, passages[0])
-            rows = show_quality(models, client, passages)
-            fallbacks = show_fallbacks(models, client, server, passages[0])
-    result = {"passages": len(passages), "rows": rows, "fallbacks": fallbacks}
-    (args.out / "result.json").write_text(json.dumps(result, indent=1))
-    write_chart(args.out / "result.html", rows, len(passages))
-    show_summary(rows, args.out)
+        client = stack.enter_context(Client(server.address))
+        show_switch(models, client, passages[0])
+        result = {"passages": len(passages), "time": show_time(models, client, passages[0])}
+        result["rows"] = show_quality(models, client, passages)
+        result["fallbacks"] = show_fallbacks(models, client, server, passages[0])
+    write_result(args.out, result)
+    show_summary(result["rows"], args.out)
     return 0
 
 
