@@ -32,11 +32,12 @@ while [ $# -gt 0 ]; do
     *) usage >&2; exit 2 ;;
   esac
 done
-[[ $passages =~ ^[1-9][0-9]?$ ]] && [ "$passages" -le "$most" ] ||
+if [[ ! $passages =~ ^[1-9][0-9]?$ || $passages -gt $most ]]; then
   refuse "--passages: expected 1 to $most, got $passages"
+fi
 if [ -n "$build" ]; then
   for binary in server/kvbridged client/cli/kvbridge; do
-    [ -f "$build/$binary" ] && [ -x "$build/$binary" ] || refuse "--build $build: expected a binary $binary in it"
+    [[ -f $build/$binary && -x $build/$binary ]] || refuse "--build $build: expected a binary $binary in it"
   done
 fi
 
