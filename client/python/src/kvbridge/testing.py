@@ -97,10 +97,19 @@ class LocalServer:
     def _wait_until_it_serves(self, seconds: float = 60.0) -> None:
         assert self._process is not None
         deadline = time.monotonic() + seconds
-        while not self._ports.exists():
+        # Ports are bound before artifacts are loaded.
+        while not self._ports.exists() or self._starting():
             status = self._process.poll()
             if status is not None:
                 raise RuntimeError(f"kvbridged exited with {status}:\n{self.log.read_text()[-2000:]}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"kvbridged does not serve after {seconds} s")
             time.sleep(0.02)
+
+    def _starting(self) -> bool:
+        """Whether artifacts are still being loaded; a route that can't be served doesn't keep it starting."""
+        try:
+            states = {k: v for k, v in self.metrics().items() if k.startswith("kvbridge_state{")}
+        except OSError:
+            return True
+        return states.get('kvbridge_state{state="starting"}') != 0
