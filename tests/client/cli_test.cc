@@ -185,6 +185,16 @@ TEST_F(CliTest, OutputGoesToAFile) {
   EXPECT_THAT(ReadAll(Path("version.txt")), StartsWith("kvbridge "));
 }
 
+TEST_F(CliTest, TheSourceIsNeverOverwrittenByTheAnswer) {
+  WriteSource(NativeArtifact(), 20);
+  const std::string before = ReadAll(Path("in"));
+  const Finished run = Run("transfer --format json --allow-unproven --artifact " +
+                           NativeArtifact() + " --in " + Path("in") + " --out " + Path("in"));
+  EXPECT_EQ(run.code, 3) << run.out;
+  EXPECT_THAT(std::string(run.error()["message"]), HasSubstr("--out: expected another file"));
+  EXPECT_EQ(ReadAll(Path("in")), before);
+}
+
 TEST_F(CliTest, ConvertedArtifactsMapInThisProcess) {
   const std::string native = NativeArtifact();
   WriteSource(native, 20);

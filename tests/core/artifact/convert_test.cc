@@ -116,6 +116,16 @@ TEST_F(ConvertTest, AFailureLeavesNothingBehind) {
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
 }
 
+TEST_F(ConvertTest, AnInterruptedConversionLeavesNothingBehind) {
+  std::stop_source stop;
+  stop.request_stop();
+  ConvertOptions options = Options();
+  options.stop = stop.get_token();
+  EXPECT_EQ(ConvertArtifact(kPrototype, dir_ / "out", options).status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
+}
+
 // P10, through conversion: what is not finite is refused before anything is written.
 TEST_F(ConvertTest, ANonFiniteTensorIsRefused) {
   model::ModelSpec spec;
