@@ -186,7 +186,8 @@ TEST_F(CliTest, OutputGoesToAFile) {
 }
 
 TEST_F(CliTest, TheSourceIsNeverOverwrittenByTheAnswer) {
-  WriteSource(NativeArtifact(), 20);
+  const std::string artifact = NativeArtifact();
+  WriteSource(artifact, 20);
   const std::string before = ReadAll(Path("in"));
   const Finished run = Run("transfer --format json --allow-unproven --artifact " +
                            NativeArtifact() + " --in " + Path("in") + " --out " + Path("in"));
