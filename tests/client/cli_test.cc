@@ -186,11 +186,11 @@ TEST_F(CliTest, OutputGoesToAFile) {
 }
 
 TEST_F(CliTest, TheSourceIsNeverOverwrittenByTheAnswer) {
-  const std::string artifact = NativeArtifact();
-  WriteSource(artifact, 20);
+  const std::string native = NativeArtifact();
+  WriteSource(native, 20);
   const std::string before = ReadAll(Path("in"));
-  const Finished run = Run("transfer --format json --allow-unproven --artifact " +
-                           NativeArtifact() + " --in " + Path("in") + " --out " + Path("in"));
+  const Finished run = Run("transfer --format json --allow-unproven --artifact " + native +
+                           " --in " + Path("in") + " --out " + Path("in"));
   EXPECT_EQ(run.code, 3) << run.out;
   EXPECT_THAT(std::string(run.error()["message"]), HasSubstr("--out: expected another file"));
   EXPECT_EQ(ReadAll(Path("in")), before);
