@@ -12,16 +12,13 @@
 namespace kvbridge::server {
 namespace {
 
+using guard::Fallback;
 using guard::Outcome;
 using guard::Reason;
 using guard::Refusal;
 
 const metrics::RpcMethod kMethod{"kvbridge.v1.KvBridge", "Transfer", "bidi_stream"};
 constexpr size_t kMaxRequestId = 128;  // of what is logged when the request was refused for it
-
-Refusal Fallback(Reason reason, absl::string_view detail) {
-  return {Outcome::kFallbackReprefill, reason, std::string(detail)};
-}
 
 // What a header's conversion found wrong. A plane that this version lacks will not come by trying
 // again.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <variant>
 
@@ -59,8 +58,11 @@ int64_t SubmitAll(Transfer& transfer, int32_t tile_tokens, int32_t tiles_in_flig
     window.Enter();
     if (absl::Status status = transfer.SubmitTile(std::move(work)); !status.ok()) {
       window.Leave();
-      transfer.Cancel({guard::Outcome::kFallbackReprefill, guard::Reason::kShapeMismatch,
-                       std::string(status.message())});
+      // The views are the caller's; whatever else is wrong with a tile is our fault.
+      transfer.Cancel(guard::Fallback(absl::IsInvalidArgument(status)
+                                          ? guard::Reason::kShapeMismatch
+                                          : guard::Reason::kInternal,
+                                      status.message()));
       break;
     }
     begin = end;

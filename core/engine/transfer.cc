@@ -10,13 +10,10 @@
 namespace kvbridge::engine {
 namespace {
 
+using guard::Fallback;
 using guard::Outcome;
 using guard::Reason;
 using guard::Refusal;
-
-Refusal Fallback(Reason reason, std::string detail) {
-  return Refusal{Outcome::kFallbackReprefill, reason, std::move(detail)};
-}
 
 // Requests were checked before: what the device still finds wrong with its arguments is our bug.
 Refusal FromDevice(const absl::Status& error) {
@@ -26,7 +23,7 @@ Refusal FromDevice(const absl::Status& error) {
       absl::IsFailedPrecondition(error) || absl::IsCancelled(error)) {
     reason = Reason::kInternal;
   }
-  return Fallback(reason, std::string(error.message()));
+  return Fallback(reason, error.message());
 }
 
 absl::Status CheckView(const kv::KvView& view, const model::KvGeometry& geometry, int64_t begin,
@@ -97,7 +94,7 @@ absl::Status Transfer::SubmitTile(TileWork work) {
         RunTile(std::move(self), std::move(work), now);
       });
   if (!queued.ok()) {
-    Cancel(Fallback(Reason::kOverload, std::string(queued.message())));
+    Cancel(Fallback(Reason::kOverload, queued.message()));
     base::MutexLock lock(&mutex_);
     --tiles_running_;
   }

@@ -14,13 +14,9 @@
 namespace kvbridge::engine {
 namespace {
 
-using guard::Outcome;
+using guard::Fallback;
 using guard::Reason;
 using guard::Refusal;
-
-Refusal Fallback(Reason reason, std::string detail) {
-  return Refusal{Outcome::kFallbackReprefill, reason, std::move(detail)};
-}
 
 // Sizes come from a request: one that does not fit 64 bits becomes one that fits no limit.
 uint64_t Times(uint64_t a, uint64_t b) {
@@ -164,7 +160,7 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
   }
   absl::StatusOr<std::string> salt = CacheSalt(mapper.digest, policy.salt, spec.hops + 1);
   if (!salt.ok()) {
-    return Refused(Fallback(Reason::kInternal, std::string(salt.status().message())), spec);
+    return Refused(Fallback(Reason::kInternal, salt.status().message()), spec);
   }
   const Transfer::Env env{
       deps_.pool,           deps_.backend,           deps_.clock, &rates_, &tiles_on_device_,

@@ -29,7 +29,7 @@ bool IsSha256(absl::string_view digest) {
 
 template <typename... Parts>
 Refusal Refuse(Reason reason, const Parts&... parts) {
-  return Refusal{Outcome::kFallbackReprefill, reason, absl::StrCat(parts...)};
+  return Fallback(reason, absl::StrCat(parts...));
 }
 
 Answer CheckWellFormed(const TransferSpec& spec) {

@@ -64,4 +64,8 @@ struct Refusal {
   std::string detail;
 };
 
+inline Refusal Fallback(Reason reason, absl::string_view detail) {
+  return {Outcome::kFallbackReprefill, reason, std::string(detail)};
+}
+
 }  // namespace kvbridge::guard

@@ -70,7 +70,7 @@ class Harness {
     guard::TransferSpec spec;
     spec.request_id = "req-1";
     spec.route = "small-large";
-    spec.token_ids_sha256 = "ids";
+    spec.token_ids_sha256 = std::string(64, 'a');
     spec.source = source_;
     spec.target = target_;
     spec.tokens = covered + 1;

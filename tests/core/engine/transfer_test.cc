@@ -77,7 +77,7 @@ TEST_F(TransferTest, AppliedDecisionSaysAllThatACallerNeeds) {
   EXPECT_EQ(d.bytes_out, 20);
   EXPECT_GT(d.max_abs, 0.9f);
   EXPECT_TRUE(d.shadow_selected);
-  EXPECT_EQ(d.token_ids_sha256, "ids");
+  EXPECT_EQ(d.token_ids_sha256, std::string(64, 'a'));
   EXPECT_EQ(d.route, "small-large");
   EXPECT_THAT(d.dirty_pages, ::testing::IsEmpty());
   EXPECT_EQ(target->bytes, h_.Expected(*source, 20, 21));
