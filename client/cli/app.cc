@@ -89,7 +89,7 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
       ->needs(artifact);
   app->add_option("--in", f.in, "Source cache file (safetensors)")->required();
   app->add_option("--out", f.out, "Target cache file; written when applied")->required();
-  app->add_option("--request-id", f.request_id, "For logs and sampling")->capture_default_str();
+  app->add_option("--request-id", f.request_id, "For logs and sampling; default: random");
   app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length; 0 = the cache's tokens")
       ->check(NonNegative());
   app->add_option("--native-tail", f.native_tail, "Tokens that the target prefills itself")

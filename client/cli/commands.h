@@ -29,7 +29,7 @@ struct TransferFlags {
   std::string route;
   std::string in;
   std::string out;
-  std::string request_id = "kvbridge-cli";
+  std::string request_id;  // empty = a random one
   int64_t prompt_tokens = 0;
   int32_t native_tail = 0;
   std::optional<double> max_latency_seconds;

@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <random>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 
 #include "client/cli/commands.h"
@@ -53,10 +55,17 @@ absl::Status WriteCovered(const std::string& path, int64_t covered, artifact::Ca
   return artifact::WriteCacheFile(path, answer);
 }
 
+// Samples are drawn by it: calls that share one would all be drawn, or none.
+std::string RequestId(const TransferFlags& flags) {
+  if (!flags.request_id.empty()) return flags.request_id;
+  std::random_device random;
+  return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
 guard::TransferSpec LocalSpec(const TransferFlags& flags, const artifact::CacheFile& source,
                               const model::ModelSpec& target) {
   guard::TransferSpec spec;
-  spec.request_id = flags.request_id;
+  spec.request_id = RequestId(flags);
   spec.route = flags.route;
   spec.source = source.spec;
   spec.target = target;
@@ -137,7 +146,7 @@ absl::StatusOr<client::TransferOptions> RemoteOptions(const TransferFlags& flags
   client::TransferOptions options;
   options.deadline = absl::Seconds(flags.deadline_seconds);
   v1::TransferHeader& header = options.header;
-  header.set_request_id(flags.request_id);
+  header.set_request_id(RequestId(flags));
   header.set_route(flags.route);
   KVB_ASSIGN_OR_RETURN(*header.mutable_source(), ToProto(source.spec));
   *header.mutable_target() = target;
