@@ -137,7 +137,8 @@ int Main(int argc, char** argv) {
     return kOk;
   }
   if (line.check_config) {
-    std::cout << "configuration is valid: " << loaded->config.routes_size() << " routes\n";
+    const int routes = loaded->config.routes_size();
+    std::cout << "configuration is valid: " << routes << (routes == 1 ? " route\n" : " routes\n");
     return kOk;
   }
   return Serve(*loaded, line.ports_file);

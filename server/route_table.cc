@@ -60,11 +60,11 @@ bool SameModel(const model::ModelSpec& a, const model::ModelSpec& b) {
 
 guard::Refusal RouteSnapshot::WhyNot() const {
   if (IsDamaged(last_error)) {
-    return {Outcome::kFallbackReprefill, Reason::kArtifactIntegrity,
-            absl::StrCat("route ", name, ": the artifact failed verification")};
+    return guard::Fallback(Reason::kArtifactIntegrity,
+                           absl::StrCat("route ", name, ": the artifact failed verification"));
   }
-  return {Outcome::kFallbackReprefill, Reason::kArtifactUnavailable,
-          absl::StrCat("route ", name, ": no artifact is loaded")};
+  return guard::Fallback(Reason::kArtifactUnavailable,
+                         absl::StrCat("route ", name, ": no artifact is loaded"));
 }
 
 RouteTable::RouteTable(const v1::Config& config, Deps deps) : deps_(std::move(deps)) {
@@ -117,10 +117,7 @@ RouteTable::Choice RouteTable::Choose(const guard::TransferSpec& spec) const {
   if (!spec.route.empty()) {
     const auto route = Get(spec.route);
     if (!route.ok()) {
-      return {"",
-              {},
-              Refusal{Outcome::kFallbackReprefill, Reason::kInvalidRequest,
-                      std::string(route.status().message())}};
+      return {"", {}, guard::Fallback(Reason::kInvalidRequest, route.status().message())};
     }
     if (route->serving()) return {route->name, route->policy, route->pin()};
     return {route->name, route->policy, route->WhyNot()};
@@ -181,6 +178,9 @@ void RouteTable::Report(const Route& route, const store::LoadedMapper& loaded) c
                                            {"seconds", absl::ToDoubleSeconds(loaded.load_time)}});
   if (verdict != artifact::Verdict::kPass && route.config.allow_unproven()) {
     deps_.log->Warn("route serves an artifact without passing evidence", {{"pair", name}});
+  }
+  if (Get(name)->lacks_evidence()) {
+    deps_.log->Warn(std::string(kNeverApplies), {{"pair", name}});
   }
 }
 

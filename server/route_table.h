@@ -39,6 +39,12 @@ struct RouteSnapshot {
   bool proven() const {
     return serving() && loaded->provenance.verdict() == artifact::Verdict::kPass;
   }
+  // Whether it would apply transfers, were its artifact proven or allowed without proof.
+  bool lacks_evidence() const {
+    const bool applies =
+        policy.stage == guard::RouteStage::kCanary || policy.stage == guard::RouteStage::kLive;
+    return serving() && applies && !proven() && !policy.allow_unproven;
+  }
   // Only when serving.
   engine::ArtifactPin pin() const { return {loaded->resident, proven()}; }
   // Why it does not serve, for callers: it names the route, never a path.
@@ -49,6 +55,9 @@ struct RouteSnapshot {
 // of one route are serialised. Routes are neither added nor removed.
 class RouteTable {
  public:
+  // Of a route that lacks evidence.
+  static constexpr absl::string_view kNeverApplies = "every transfer will fall back: unproven_pair";
+
   struct Deps {  // borrowed
     store::MapperStore* store = nullptr;
     engine::TransferEngine* engine = nullptr;

@@ -104,6 +104,16 @@ void ConfigureChannels(grpc::ServerBuilder* builder) {
                               kMinPingIntervalMs);
 }
 
+// gRPC binds in order, sets the ports of those that it bound, and keeps the system's error to
+// itself.
+absl::Status CannotBind(const v1::ListenConfig& listen, const std::vector<int>& ports) {
+  const auto failed = std::find(ports.begin(), ports.end(), 0) - ports.begin();
+  if (failed == listen.grpc_size()) return absl::UnavailableError("gRPC did not start");
+  return absl::UnavailableError(absl::StrCat("listen.grpc: expected an address to bind, got ",
+                                             listen.grpc(failed),
+                                             ": it is already in use, or is not this host's"));
+}
+
 // gRPC keeps both switches for the whole process.
 void EnablePlugins(bool reflection) {
   grpc::EnableDefaultHealthCheckService(true);
@@ -198,6 +208,9 @@ absl::Status Server::Start() {
                         {"version", kVersion},
                         {"backend", backend_name_},
                         {"threads", workers_->threads()}});
+  if (config_.routes().empty()) {
+    log_.Warn("no routes are configured: every transfer will fall back");
+  }
   LoadArtifacts();
   return absl::OkStatus();
 }
@@ -218,7 +231,7 @@ absl::Status Server::StartGrpc() {
   const mode_t before = umask(0117);  // sockets are for the owner and its group
   grpc_ = builder.BuildAndStart();
   umask(before);
-  if (grpc_ == nullptr) return absl::UnavailableError("listen.grpc: an address cannot be bound");
+  if (grpc_ == nullptr) return CannotBind(config_.listen(), ports);
   for (int i = 0; i < config_.listen().grpc_size(); ++i) {
     const std::string& text = config_.listen().grpc(i);
     const bool any_port = !Address::Parse(text)->is_unix() && Address::Parse(text)->port == 0;

@@ -110,9 +110,9 @@ absl::Status CompleteSpec(absl::string_view role, const std::optional<model::Mod
                           bool rope_needed, model::ModelSpec* spec) {
   if (!config) {
     if (!rope_needed) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat("this artifact format carries no RoPE: the ",
-                                                      role, " model's config.json is needed (--",
-                                                      role, "-config)"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this artifact format carries no RoPE: the ", role, " model's config.json is needed (--",
+        role, "-config, or a route's ", role, "_config)"));
   }
   KVB_RETURN_IF_ERROR(CheckCounts(role, spec->geometry, config->geometry));
   spec->geometry = config->geometry;

@@ -198,6 +198,45 @@ TEST(RouteTest, OneThatCannotLoadDoesNotStopTheServer) {
   EXPECT_EQ(harness.Call(header, {}).decision.reason(), v1::REASON_ARTIFACT_UNAVAILABLE);
 }
 
+TEST(RouteTest, WithoutEvidenceItSaysThatEveryTransferWillFallBack) {
+  ServerHarness harness({.proven = false});
+  const std::string never = "every transfer will fall back: unproven_pair";
+  EXPECT_THAT(harness.Log(), HasSubstr(never));
+  const auto bridge = v1::KvBridge::NewStub(harness.Connect());
+  grpc::ClientContext context;
+  v1::HealthResponse health;
+  ASSERT_TRUE(bridge->Health(&context, {}, &health).ok());
+  EXPECT_TRUE(health.routes(0).serving());
+  EXPECT_EQ(health.routes(0).detail(), never);
+  EXPECT_EQ(harness.Call(harness.Header(10), {}).decision.reason(), v1::REASON_UNPROVEN_PAIR);
+}
+
+TEST(RouteTest, NoneAtAllIsWarnedAbout) {
+  HarnessOptions options;
+  options.configure = [](v1::Config* config) { config->clear_routes(); };
+  ServerHarness harness(std::move(options));
+  EXPECT_THAT(harness.Log(), HasSubstr("no routes are configured: every transfer will fall back"));
+}
+
+TEST(AddressesTest, APortInUseIsNamed) {
+  HarnessOptions options;
+  options.configure = [](v1::Config* config) { config->mutable_listen()->add_grpc("127.0.0.1:0"); };
+  ServerHarness first(std::move(options));
+  const std::string taken = first.server().grpc_addresses()[1];
+  LoadedConfig loaded = LoadConfig({}).value();
+  v1::ListenConfig& listen = *loaded.config.mutable_listen();
+  listen.clear_grpc();
+  listen.add_grpc("127.0.0.1:0");
+  listen.add_grpc(taken);
+  listen.set_admin("off");
+  std::ostringstream text;
+  base::SystemClock clock;
+  Log log({.sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(text)}, &clock);
+  const auto second = Server::Create(loaded, &log).value();
+  EXPECT_EQ(second->Start().message(), "listen.grpc: expected an address to bind, got " + taken +
+                                           ": it is already in use, or is not this host's");
+}
+
 TEST(AddressesTest, ASecondServerDoesNotTakeASocketInUse) {
   ServerHarness first;
   LoadedConfig loaded = LoadConfig({}).value();

@@ -86,8 +86,10 @@ ServerHarness::ServerHarness(HarnessOptions options) : artifact_dir_(dir_ / "art
   const auto pool = base::WorkerPool::Create({.threads = 2}).value();
   artifact::Provenance provenance;
   provenance.lambda = 1e-3;
-  provenance.evidence = artifact::Evidence{
-      .verdict = artifact::Verdict::kPass, .kl_nats = 0.01, .provenance = "synthetic"};
+  if (options.proven) {
+    provenance.evidence = artifact::Evidence{
+        .verdict = artifact::Verdict::kPass, .kl_nats = 0.01, .provenance = "synthetic"};
+  }
   const auto digest =
       artifact::SaveArtifact(artifact_dir_, *mapper_, provenance, {.pool = pool.get()});
   EXPECT_TRUE(digest.ok()) << digest.status();

@@ -50,6 +50,7 @@ struct CallResult {
 
 struct HarnessOptions {
   device::MapSpec map;
+  bool proven = true;  // the artifact carries passing evidence
   // Changes the configuration before the server is made.
   std::function<void(v1::Config*)> configure;
 };
