@@ -7,6 +7,14 @@
 namespace kvbridge::server {
 namespace {
 
+// The first that civetweb complained of on this thread: what follows is less exact.
+thread_local std::string complaint;
+
+int KeepComplaint(const mg_connection*, const char* message) {
+  if (complaint.empty()) complaint = message;
+  return 1;
+}
+
 constexpr const char* kText = "text/plain; charset=utf-8";
 constexpr const char* kJson = "application/json";
 constexpr const char* kPrometheus = "text/plain; version=0.0.4; charset=utf-8";
@@ -54,11 +62,13 @@ absl::StatusOr<std::unique_ptr<AdminHttp>> AdminHttp::Start(const std::string& h
                            nullptr};
   mg_callbacks callbacks{};
   callbacks.begin_request = &AdminHttp::Handle;
+  callbacks.log_message = &KeepComplaint;
+  complaint.clear();
   http->context_ = mg_start(&callbacks, http.get(), options);
   mg_server_port bound{};
   if (http->context_ == nullptr || mg_get_server_ports(http->context_, 1, &bound) != 1) {
     return absl::UnavailableError(
-        absl::StrCat("listen.admin: expected an address to bind, got ", where));
+        absl::StrCat("listen.admin: expected an address to bind, got ", where, ": ", complaint));
   }
   http->port_ = bound.port;
   return http;

@@ -57,6 +57,14 @@ TEST_F(AdminHttpTest, ServesMetricsInPrometheusFormat) {
   EXPECT_THAT(answer, HasSubstr("\r\n\r\na_metric 1\n"));
 }
 
+TEST_F(AdminHttpTest, APortInUseIsNamed) {
+  const auto second = AdminHttp::Start("127.0.0.1", http_->port(), {});
+  ASSERT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr(absl::StrCat("127.0.0.1:", http_->port())));
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("already in use"));
+}
+
 TEST_F(AdminHttpTest, NotReadyIs503AndSaysWhy) {
   EXPECT_THAT(Ask("GET /readyz"), StartsWith("HTTP/1.1 200 "));
   ready_ = {false, "draining"};
@@ -83,11 +91,6 @@ TEST_F(AdminHttpTest, HeadHasNoBody) {
   const std::string answer = Ask("HEAD /metrics");
   EXPECT_THAT(answer, HasSubstr("Content-Length: 11\r\n"));
   EXPECT_THAT(answer, ::testing::EndsWith("\r\n\r\n"));
-}
-
-TEST_F(AdminHttpTest, AnAddressInUseIsAnError) {
-  const auto second = AdminHttp::Start("127.0.0.1", http_->port(), {});
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
 }
 
 }  // namespace
