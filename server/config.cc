@@ -42,6 +42,7 @@ constexpr std::pair<const char*, const char*> kDefaults[] = {
     {"limits.max_inflight_transfers", "256"},
     {"limits.max_tenant_bytes", "0"},
     {"limits.tiles_in_flight", "2"},
+    {"limits.idle_timeout", "60s"},
     {"drain.delay", "5s"},
     {"drain.deadline", "20s"},
     {"log.level", "info"},
@@ -157,6 +158,8 @@ void CheckLimits(const v1::LimitsConfig& limits, Problems& problems) {
                   limits.max_tenant_bytes());
   problems.Expect(limits.tiles_in_flight() >= 1 && limits.tiles_in_flight() <= 64,
                   "limits.tiles_in_flight", "1 to 64", limits.tiles_in_flight());
+  problems.Expect(limits.idle_timeout().seconds() > 0 || limits.idle_timeout().nanos() > 0,
+                  "limits.idle_timeout", "more than 0s", limits.idle_timeout().seconds());
 }
 
 bool IsRouteName(absl::string_view name) {

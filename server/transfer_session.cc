@@ -74,6 +74,7 @@ void TransferSession::OnReadDone(bool ok) {
     base::MutexLock lock(&mutex_);
     if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
     input_ended_ = !ok;
+    moved_ = env_.clock->Now();
   }
   if (ok) {
     TakeMessage();
@@ -161,15 +162,8 @@ void TransferSession::Accept(std::shared_ptr<engine::Transfer> transfer) {
       env_.buffers);
   if (!assembler.ok()) return Refuse(FromAssembler(assembler.status()));
   assembler_.emplace(*std::move(assembler));
-  if (const absl::Time stop = transfer_->stop_at(); stop != absl::InfiniteFuture()) {
-    alarm_.Set(absl::ToChronoTime(stop), [weak = weak_from_this()](bool) {
-      // Weak: the alarm is a member, and keeps its callback.
-      const auto self = weak.lock();
-      if (self == nullptr) return;
-      base::MutexLock lock(&self->mutex_);
-      self->Pump();
-    });
-  }
+  moved_ = env_.clock->Now();
+  SetAlarm();
   v1::TransferEvent event;
   v1::TransferAccepted& accepted = *event.mutable_accepted();
   accepted.set_covered_tokens(transfer_->covered_tokens());
@@ -182,6 +176,32 @@ void TransferSession::Accept(std::shared_ptr<engine::Transfer> transfer) {
     accepted.mutable_expected_seconds()->set_source("measured");
   }
   Send({wire::Serialize(event), 0}, nullptr);
+}
+
+// Wakes for the transfer's own end, and to see whether the stream still moves.
+void TransferSession::SetAlarm() {
+  absl::Time wake = moved_ + env_.idle_timeout;
+  if (phase_ == Phase::kStreaming) wake = std::min(wake, transfer_->stop_at());
+  alarm_ = std::make_unique<grpc::Alarm>();
+  // Weak: the alarm is a member, and keeps its callback.
+  alarm_->Set(absl::ToChronoTime(wake), [weak = weak_from_this()](bool fired) {
+    const auto self = weak.lock();
+    if (self != nullptr && fired) self->OnAlarm();
+  });
+}
+
+void TransferSession::OnAlarm() {
+  base::MutexLock lock(&mutex_);
+  if (phase_ == Phase::kFinished) return;
+  const absl::Time now = env_.clock->Now();
+  if (now - moved_ >= env_.idle_timeout) {
+    if (phase_ == Phase::kClosing) return context_->TryCancel();
+    moved_ = now;
+    Refuse(Fallback(Reason::kTransport, absl::StrCat("stream: nothing was sent or read for ",
+                                                     absl::FormatDuration(env_.idle_timeout))));
+  }
+  Pump();
+  if (phase_ != Phase::kFinished) SetAlarm();
 }
 
 void TransferSession::TakeChunk(const wire::ReceivedChunk& chunk) {
@@ -296,6 +316,7 @@ void TransferSession::LayersMapped(const TargetTile& target, kv::LayerRange laye
 void TransferSession::TileMapped(const TilePtr& open) {
   base::MutexLock lock(&mutex_);
   open->mapped = true;
+  moved_ = env_.clock->Now();
   CloseIfSent(open);
   Pump();
 }
@@ -313,6 +334,7 @@ void TransferSession::Send(OutgoingMessage message, TilePtr tile) {
 void TransferSession::OnWriteDone(bool ok) {
   base::MutexLock lock(&mutex_);
   writing_ = false;
+  moved_ = env_.clock->Now();
   const Outgoing sent = std::move(outbox_.front());
   outbox_.pop_front();
   if (!ok) Abandon();
@@ -431,7 +453,6 @@ void TransferSession::Close(absl::Status status) {
   outbox_.erase(outbox_.begin() + (writing_ ? 1 : 0), outbox_.end());
   ready_.clear();
   transfer_.reset();
-  alarm_.Cancel();
 }
 
 void TransferSession::OnCancel() {

@@ -4,7 +4,9 @@
 //
 // Memory is bounded whatever the client does: at most `tiles_in_flight` tiles are being mapped or
 // sent, as many wait or fill, one message is read and one written at a time. A client that does not
-// read stops its own upload, and nobody else's.
+// read stops its own upload, and nobody else's. One that neither sends nor reads for the idle timeout
+// falls back, so that what it had reserved is free again; if it does not take that answer either,
+// the stream is cancelled.
 //
 // Threads: gRPC's threads call the On... methods, workers call back from tiles, the alarm from its
 // own thread. What they share is guarded by one mutex; gRPC operations are started under it, which
@@ -52,6 +54,7 @@ struct TransferEnv {
   const base::Clock* clock = nullptr;
   DecisionRecorder* recorder = nullptr;
   const std::atomic<bool>* draining = nullptr;  // new transfers are refused
+  absl::Duration idle_timeout;                  // longest time without a byte in or out
 };
 
 class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
@@ -97,6 +100,9 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
                                          std::vector<kv::Tile>* complete);
   void EndInput();
 
+  void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnAlarm();
+
   void SubmitTile(kv::Tile tile) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   engine::TileWork MakeWork(kv::Tile tile, kv::TokenRange tokens, TargetTile target);
   void LayersMapped(const TargetTile& target, kv::LayerRange layers, const TilePtr& open);
@@ -133,7 +139,9 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kHeader;
   DecisionContext about_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<engine::Transfer> transfer_ ABSL_GUARDED_BY(mutex_);  // while kStreaming
-  grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
+  // A new one each time: an alarm that is set again destroys the callback that sets it.
+  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+  absl::Time moved_ ABSL_GUARDED_BY(mutex_);      // when the stream last made progress
   absl::Status status_ ABSL_GUARDED_BY(mutex_);   // how the stream ends
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // until the message is dealt with
   bool input_ended_ ABSL_GUARDED_BY(mutex_) = false;

@@ -51,6 +51,33 @@ struct OpenStream {
   std::unique_ptr<grpc::ClientReaderWriter<v1::TransferRequest, v1::TransferEvent>> stream;
 };
 
+TEST(StressTest, ASilentStreamFallsBackAndFreesWhatItReserved) {
+  HarnessOptions options = WideAnswers();
+  options.configure = [](v1::Config* config) {
+    auto* timeout = config->mutable_limits()->mutable_idle_timeout();
+    timeout->set_seconds(0);
+    timeout->set_nanos(100'000'000);
+  };
+  ServerHarness harness(options);
+  OpenStream silent(harness, 64);
+  v1::TransferEvent event;
+  ASSERT_TRUE(silent.stream->Read(&event));
+  EXPECT_EQ(event.completed().decision().reason(), v1::REASON_TRANSPORT);
+  EXPECT_EQ(event.completed().decision().detail(), "stream: nothing was sent or read for 100ms");
+  EXPECT_FALSE(silent.stream->Read(&event));
+  EXPECT_TRUE(silent.stream->Finish().ok());
+  EXPECT_TRUE(harness.Quiet());
+
+  // One that does not even read its answer is cancelled.
+  OpenStream deaf(harness, 2048);
+  DenseCache source(harness.mapper().source.geometry, 2048);
+  source.Randomise(7);
+  deaf.Upload(harness.Chunks(source));
+  EXPECT_TRUE(harness.Quiet());
+  while (deaf.stream->Read(&event)) EXPECT_FALSE(event.has_completed());
+  EXPECT_EQ(deaf.stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 TEST(StressTest, SixtyFourStreamsCancelledAnywhereLeaveNothing) {
   ServerHarness harness;
   DenseCache source(harness.mapper().source.geometry, 200);

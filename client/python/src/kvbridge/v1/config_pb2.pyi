@@ -44,20 +44,22 @@ class EngineConfig(_message.Message):
     def __init__(self, threads: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., isa: _Optional[str] = ...) -> None: ...
 
 class LimitsConfig(_message.Message):
-    __slots__ = ["max_inflight_bytes", "max_inflight_transfers", "max_request_bytes", "max_tenant_bytes", "max_tokens", "tiles_in_flight"]
+    __slots__ = ["idle_timeout", "max_inflight_bytes", "max_inflight_transfers", "max_request_bytes", "max_tenant_bytes", "max_tokens", "tiles_in_flight"]
+    IDLE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     MAX_INFLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_INFLIGHT_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TENANT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TILES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    idle_timeout: _duration_pb2.Duration
     max_inflight_bytes: int
     max_inflight_transfers: int
     max_request_bytes: int
     max_tenant_bytes: int
     max_tokens: int
     tiles_in_flight: int
-    def __init__(self, max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_inflight_bytes: _Optional[int] = ..., max_inflight_transfers: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ..., tiles_in_flight: _Optional[int] = ...) -> None: ...
+    def __init__(self, max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_inflight_bytes: _Optional[int] = ..., max_inflight_transfers: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ..., tiles_in_flight: _Optional[int] = ..., idle_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListenConfig(_message.Message):
     __slots__ = ["admin", "allow_plaintext_off_host", "grpc", "reflection"]

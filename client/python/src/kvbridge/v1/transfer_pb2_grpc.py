@@ -53,8 +53,8 @@ class KvBridgeServicer(object):
     """
 
     def Transfer(self, request_iterator, context):
-        """One transfer. The client sends a header, then chunks in any order (inline plane), then half-closes;
-        it must read events while it sends. The server ends the stream with exactly one Completed.
+        """One transfer. The client sends a header, then chunks tile by tile (inline plane; see
+        TransferAccepted.tile_tokens), then half-closes; it must read events while it sends. The server ends the stream with exactly one Completed.
         Status codes are for calls that could not be answered: INVALID_ARGUMENT for a stream that breaks the
         protocol, UNAVAILABLE while stopping. A fallback is an OK call with a decision.
         """
