@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 
 #include "core/base/clock.h"
+#include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/decision_recorder.h"
 #include "server/grpc_status.h"
