@@ -88,7 +88,7 @@ def test_generating_over_the_targets_own_cache_is_plain_generation(large, ids):
     cache = hf.cut(hf.prefill(large, ids), 190)
     options = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     plain = large.generate(input_ids=ids, **options)
-    argument = hf._cache_argument(large)
+    argument = hf.cache_argument(large)
     continued = large.generate(input_ids=ids, **options, **{argument: cache})
     assert torch.equal(plain, continued)
 

@@ -73,9 +73,11 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], di
     return tensors, metadata
 
 
-def _write_safetensors(
+def write_safetensors(
     path: Path, tensors: dict[str, tuple[str, Array]], metadata: dict[str, str]
 ) -> None:
+    """Tensors as (safetensors' dtype name, array), in the order given, by way of a temporary file that is
+    synced and renamed. The bytes are a function of the arguments alone."""
     header: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for name, (dtype, array) in tensors.items():
@@ -125,7 +127,7 @@ def write_cache(path: str | os.PathLike[str], cache: CacheFile) -> None:
         metadata[part] = json_format.MessageToJson(
             getattr(cache.spec, part), preserving_proto_field_name=True, indent=None
         )
-    _write_safetensors(Path(path), tensors, metadata)
+    write_safetensors(Path(path), tensors, metadata)
 
 
 def read_cache(path: str | os.PathLike[str]) -> CacheFile:

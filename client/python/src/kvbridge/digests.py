@@ -20,6 +20,16 @@ def token_ids_digest(token_ids: Sequence[int] | npt.NDArray[np.int64]) -> str:
     return hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()
 
 
+def file_sha256(*paths: str | PathLike[str]) -> str:
+    """SHA-256 over the bytes of files, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
 def tokenizer_digest(tokenizer: Any) -> str:
     """SHA-256 of what a tokenizer maps tokens to, whatever its name: the vocabulary, the special tokens
     and the added tokens, as canonical JSON. Equal to the Python KVBridge's `tokenizer_hash`.

@@ -108,7 +108,7 @@ def continue_from(
         attention_mask=mask.to(device),
         position_ids=positions[:, done:].to(device),
         use_cache=True,
-        **{_cache_argument(model): cache},
+        **{cache_argument(model): cache},
     )
     logits: torch.Tensor = output.logits
     return logits
@@ -143,10 +143,10 @@ def transfer_cache(
     if hops and not allow_remap:
         detail = f"the cache is itself the result of {hops} map(s); allow_remap sends it all the same"
         return CacheTransfer(client.conclude(fallback("app_gate", detail)), None)
-    refusal = _refusal(cache)
-    if refusal:
+    refused = refusal(cache)
+    if refused:
         return CacheTransfer(
-            client.conclude(fallback("incompatible_model", refusal, UNSUPPORTED)), None
+            client.conclude(fallback("incompatible_model", refused, UNSUPPORTED)), None
         )
     keys, values = layer_tensors(cache)
     held = keys[0].shape[2]
@@ -212,7 +212,7 @@ def generate_with_transfer(
     )
     generate_options.setdefault("do_sample", False)
     if moved.cache is not None:
-        generate_options[_cache_argument(target_model)] = moved.cache
+        generate_options[cache_argument(target_model)] = moved.cache
     sequences = target_model.generate(
         input_ids=input_ids.to(target_model.device),
         attention_mask=mask.to(target_model.device),
@@ -236,19 +236,19 @@ def cache_arrays(cache: DynamicCache) -> tuple[list[Array], list[Array]]:
     """Keys and values, one [kv_heads, tokens, head_dim] per layer, as Client.transfer takes them.
 
     ValueError for a cache that cannot be mapped, and for a batch."""
-    refusal = _refusal(cache)
-    if refusal:
-        raise ValueError(refusal)
+    refused = refusal(cache)
+    if refused:
+        raise ValueError(refused)
     keys, values = layer_tensors(cache)
     return [_to_numpy(layer[0]) for layer in keys], [_to_numpy(layer[0]) for layer in values]
 
 
-def _cache_argument(model: Any) -> str:
+def cache_argument(model: Any) -> str:
     """transformers 5 renames forward()'s argument; models that it has not reached yet keep the old name."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def _refusal(cache: Any) -> str:
+def refusal(cache: Any) -> str:
     """Why this cache cannot be mapped; empty when it can."""
     if type(cache).__name__ != "DynamicCache":
         return f"cache: expected a DynamicCache, got {type(cache).__name__}"
@@ -263,6 +263,14 @@ def _refusal(cache: Any) -> str:
 
 def layer_tensors(cache: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Keys and values by layer, [1, kv_heads, tokens, head_dim]. ValueError for an empty cache or a batch."""
+    keys, values = batch_tensors(cache)
+    if keys[0].shape[0] != 1:
+        raise ValueError(f"cache: expected one sequence, got a batch of {keys[0].shape[0]}")
+    return keys, values
+
+
+def batch_tensors(cache: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Keys and values by layer, [batch, kv_heads, tokens, head_dim]. ValueError for an empty cache."""
     if hasattr(cache, "layers"):
         keys = [layer.keys for layer in cache.layers]
         values = [layer.values for layer in cache.layers]
@@ -270,8 +278,6 @@ def layer_tensors(cache: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         keys, values = list(cache.key_cache), list(cache.value_cache)
     if not keys or keys[0] is None:
         raise ValueError("cache: expected at least one layer with tokens, got an empty cache")
-    if keys[0].shape[0] != 1:
-        raise ValueError(f"cache: expected one sequence, got a batch of {keys[0].shape[0]}")
     return keys, values
 
 

@@ -94,6 +94,25 @@ def model_spec(
     )
 
 
+def full_attention_only(config: Mapping[str, Any]) -> str:
+    """Empty when every layer keeps a plain cache; otherwise the field that says it does not."""
+    inner = config.get("text_config")
+    text: Mapping[str, Any] = inner if isinstance(inner, Mapping) else config
+    model_type = str(_need(text, "model_type"))
+    family = FAMILIES.get(model_type, Family(types_pb2.PAIRING_UNSPECIFIED))
+    kinds = _attention(text, family, int(_need(text, "num_hidden_layers", "n_layer")))
+    other = [(i, k) for i, k in enumerate(kinds) if k != types_pb2.ATTENTION_KIND_FULL]
+    if not other:
+        return ""
+    layer, kind = other[0]
+    field = next((name for name in _MARKERS if text.get(name)), None)
+    field = field or ("layer_types" if text.get("layer_types") else "sliding_window")
+    stated = text.get(field, family.sliding_window)
+    shown = f"{field}[{layer}]={stated[layer]!r}" if field == "layer_types" else f"{field}={stated!r}"
+    name = types_pb2.AttentionKind.Name(kind).removeprefix("ATTENTION_KIND_").lower()
+    return f"expected full attention in every layer, got {name} (config.{shown})"
+
+
 def _as_dict(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)

@@ -1,0 +1,328 @@
+"""Captures what two models cache of the same text: the calibration shards that a map is fitted on.
+
+`kvbridge-capture` is this as a command. Needs the extra "hf" (transformers 4.53 and later, and 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from kvbridge.capture_errors import NO_ROOM, CaptureError
+from kvbridge.capture_folder import CaptureFolder, free_bytes
+from kvbridge.capture_models import (
+    Dtype,
+    ModelFolder,
+    Naming,
+    Reader,
+    compute_dtype,
+    free_memory,
+    inspect_folder,
+    same_tokenizer,
+)
+from kvbridge.capture_text import (
+    Passage,
+    TextSource,
+    Window,
+    draw,
+    leading_token,
+    read_token_file,
+    text_digests,
+)
+from kvbridge import __version__
+from kvbridge.digests import file_sha256
+from kvbridge.extra import torch, transformers
+from kvbridge.shards import Half, KeyForm, Shard, spec_json
+
+_HEADER = 8 << 10  # of a shard, at most, without the two specs
+_WIDTH = {"bf16": 2, "f16": 2, "f32": 4}
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """What decides which bytes the shards hold."""
+
+    source: Path
+    target: Path
+    texts: Sequence[TextSource] = ()  # or
+    tokens: Path | None = None
+    sequences: int = 200
+    length: int = 512  # tokens of a sequence, BOS included
+    stride: int = 4  # every fourth token is a row
+    offset: int = 0  # the first one
+    seed: int = 0
+    bos: Literal["auto", "always", "never"] = "auto"
+    batch: int = 4
+    keys: KeyForm = "stripped"
+    element: Literal["bf16", "f32"] = "bf16"
+    dtype: Dtype = "auto"
+    device: str = "cpu"
+    source_naming: Naming = field(default_factory=Naming)
+    target_naming: Naming = field(default_factory=Naming)
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """Said before anything is loaded."""
+
+    sequences: int
+    rows: int
+    bytes: int  # of all shards, at most
+    source_memory: int  # bytes of a loaded model with its cache of a batch, estimated
+    target_memory: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One per sequence that a model, or both of them, has read."""
+
+    step: str  # "both models", or "source" and then "target"
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class CaptureSummary:
+    """What is there in the end."""
+
+    folder: Path
+    shards: int
+    captured: int  # the others were there already
+    rows: int
+    bytes: int
+
+
+class Capture:
+    """Looks at models and text without loading weights; `run` does the work.
+
+    CaptureError says what is wrong, with the command line's exit code.
+    """
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        _check(settings)
+        self.settings = settings
+        self.source = inspect_folder("source", settings.source, settings.source_naming)
+        self.target = inspect_folder("target", settings.target, settings.target_naming)
+        same_tokenizer(self.source, self.target)
+        self.passages = self._passages()
+        self._check_positions()
+
+    @property
+    def plan(self) -> CapturePlan:
+        """Sizes of the whole, whatever is there already."""
+        rows = [len(self._rows(passage)) for passage in self.passages]
+        width = _WIDTH[self.settings.element]
+        row = width * sum(_row_elements(folder) for folder in (self.source, self.target))
+        header = _HEADER + sum(len(spec_json(f.spec)) for f in (self.source, self.target))
+        return CapturePlan(
+            sequences=len(rows),
+            rows=sum(rows),
+            bytes=sum(rows) * (row + 16) + len(rows) * header,
+            source_memory=self._memory(self.source),
+            target_memory=self._memory(self.target),
+        )
+
+    def run(
+        self,
+        out: Path,
+        *,
+        disk: int | None = None,
+        memory: int | None = None,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> CaptureSummary:
+        """Fills `out`, going on where an earlier run with the same settings stopped.
+
+        disk: bytes that the shards may take, default what is free. memory: bytes for models, default what is
+        free; both models are loaded when they fit together, otherwise one after the other.
+        """
+        with CaptureFolder(out, self._provenance(), self.passages) as folder:
+            missing = set(folder.missing())
+            together = self._fit_together(memory)
+            self._check_disk(folder, disk)
+            if missing and together:
+                self._both(folder, missing, progress)
+            elif missing:
+                self._one_by_one(folder, missing, progress)
+            folder.finish()
+            plan = self.plan
+            return CaptureSummary(out, plan.sequences, len(missing), plan.rows, folder.bytes())
+
+    def _both(
+        self, folder: CaptureFolder, missing: set[int], progress: Callable[[Progress], None]
+    ) -> None:
+        source, target = self._reader("source"), self._reader("target")
+        done = 0
+        for batch in self._batches(missing):
+            halves = zip(batch, self._read(source, batch), self._read(target, batch))
+            for index, ours, theirs in halves:
+                if index in missing:
+                    folder.put(index, self._shard(index, ours, theirs))
+                    done += 1
+                    progress(Progress("both models", done, len(missing)))
+
+    def _one_by_one(
+        self, folder: CaptureFolder, missing: set[int], progress: Callable[[Progress], None]
+    ) -> None:
+        """The source's halves wait in files until the target has read the same tokens."""
+        wanted = {index for index in missing if not folder.has_half(index)}
+        reader = self._reader("source")
+        done = 0
+        for batch in self._batches(wanted):
+            for index, half in zip(batch, self._read(reader, batch)):
+                if index in wanted:
+                    folder.put_half(index, half)
+                    done += 1
+                    progress(Progress("source", done, len(wanted)))
+        reader.close()
+        reader = self._reader("target")
+        done = 0
+        for batch in self._batches(missing):
+            for index, half in zip(batch, self._read(reader, batch)):
+                if index in missing:
+                    folder.put(index, self._shard(index, folder.half(index), half))
+                    folder.drop_half(index)
+                    done += 1
+                    progress(Progress("target", done, len(missing)))
+
+    def _reader(self, role: str) -> Reader:
+        settings = self.settings
+        folder = self.source if role == "source" else self.target
+        return Reader(role, folder, compute_dtype(settings.dtype, folder, settings.device), settings.device)
+
+    def _read(self, reader: Reader, batch: Sequence[int]) -> list[Half]:
+        ids = np.stack([self.passages[index].token_ids for index in batch])
+        return reader.read(
+            ids, self._rows(self.passages[batch[0]]), self.settings.keys, self.settings.element
+        )
+
+    def _shard(self, index: int, source: Half, target: Half) -> Shard:
+        passage = self.passages[index]
+        rows = np.array(self._rows(passage), np.int64)
+        return Shard(
+            sequence_id=passage.sequence_id,
+            domain=passage.domain,
+            key_form=self.settings.keys,
+            source_spec=self.source.spec,
+            target_spec=self.target.spec,
+            source=source,
+            target=target,
+            positions=rows,
+            token_ids=passage.token_ids[rows],
+            provenance=self._provenance(),
+        )
+
+    def _batches(self, wanted: set[int]) -> Iterator[list[int]]:
+        """Batches with a wanted sequence in them, whole: what a model computes of a sequence may depend, in its
+        last bits, on what else is in the batch, and a capture that goes on must give the same bytes."""
+        lengths = [len(passage.token_ids) for passage in self.passages]
+        for _, run in groupby(range(len(lengths)), key=lambda index: lengths[index]):
+            same = list(run)
+            for begin in range(0, len(same), self.settings.batch):
+                batch = same[begin : begin + self.settings.batch]
+                if wanted.intersection(batch):
+                    yield batch
+
+    def _rows(self, passage: Passage) -> range:
+        return range(self.settings.offset, len(passage.token_ids), self.settings.stride)
+
+    def _passages(self) -> list[Passage]:
+        settings = self.settings
+        tokenizer = self.target.tokenizer
+        if settings.tokens is not None:
+            vocabulary = min(self.source.vocabulary, self.target.vocabulary)
+            passages = read_token_file(settings.tokens, settings.length, vocabulary)
+            return passages[: settings.sequences]
+        bos = leading_token(tokenizer) if settings.bos == "auto" else None
+        if settings.bos == "always":
+            bos = tokenizer.bos_token_id
+            if bos is None:
+                raise CaptureError("bos: expected a tokenizer with a BOS token, this one has none")
+        window = Window(settings.length, bos, settings.seed)
+        return draw(tokenizer, settings.texts, window, settings.sequences)
+
+    def _check_positions(self) -> None:
+        longest = max(len(passage.token_ids) for passage in self.passages)
+        for role, folder in (("source", self.source), ("target", self.target)):
+            bound = folder.spec.rope.max_position
+            if bound and longest > bound:
+                raise CaptureError(f"length: expected at most the {role}'s {bound} positions, got {longest}")
+        short = min(len(passage.token_ids) for passage in self.passages)
+        if self.settings.offset >= short:
+            raise CaptureError(f"offset: expected less than the shortest sequence, {short} tokens")
+
+    def _fit_together(self, memory: int | None) -> bool:
+        plan, room = self.plan, free_memory(self.settings.device) if memory is None else memory
+        larger = max(plan.source_memory, plan.target_memory)
+        if larger > room:
+            raise CaptureError(
+                f"memory: expected about {larger:,} bytes for the larger model and its cache of a batch, "
+                f"there are {room:,}; try a smaller --batch or --dtype bf16",
+                NO_ROOM,
+            )
+        return plan.source_memory + plan.target_memory <= room
+
+    def _check_disk(self, folder: CaptureFolder, disk: int | None) -> None:
+        """The plan's bytes are an upper bound, so what is checked here holds to the end."""
+        need = self.plan.bytes
+        if disk is not None and need > disk:
+            raise CaptureError(f"disk: expected at least {need:,} bytes for the shards, got {disk:,}", NO_ROOM)
+        rest, free = need - folder.bytes(), free_bytes(folder.path)
+        if rest > free:
+            raise CaptureError(f"disk: expected {rest:,} bytes free at {folder.path}, got {free:,}", NO_ROOM)
+
+    def _memory(self, folder: ModelFolder) -> int:
+        """Weights, a batch's cache with the copies that are made of it, and the widest activations."""
+        settings = self.settings
+        width = _WIDTH[compute_dtype(settings.dtype, folder, settings.device)]
+        tokens = settings.batch * settings.length
+        cache = 3 * _row_elements(folder) * width
+        return folder.parameters * width + tokens * (cache + 8 * folder.hidden * width)
+
+    def _provenance(self) -> dict[str, Any]:
+        """What the shards were made from. No path and no time: equal captures have equal bytes."""
+        settings = self.settings
+        if settings.tokens is not None:
+            origin = {"tokens": file_sha256(settings.tokens)}
+        else:
+            origin = {f"text {d}": h for d, h in text_digests(settings.texts).items()}
+        record = {
+            "source": self.source.spec.identity.model_id,
+            "source weights": self.source.weights_sha256,
+            "target": self.target.spec.identity.model_id,
+            "target weights": self.target.weights_sha256,
+            "tokenizer": self.source.spec.identity.tokenizer_sha256,
+            **origin,
+            "source dtype": compute_dtype(settings.dtype, self.source, settings.device),
+            "target dtype": compute_dtype(settings.dtype, self.target, settings.device),
+            "device": settings.device.partition(":")[0],
+        }
+        for name in ("sequences", "length", "stride", "offset", "seed", "bos", "batch", "keys", "element"):
+            record[name] = getattr(settings, name)
+        for name, version in (("kvbridge", __version__), ("torch", torch.__version__),
+                              ("transformers", transformers.__version__)):  # fmt: skip
+            record[f"version of {name}"] = str(version)
+        return record
+
+
+def capture(settings: CaptureSettings, out: Path, **options: Any) -> CaptureSummary:
+    """Capture(settings).run(out, **options)."""
+    return Capture(settings).run(out, **options)
+
+
+def _row_elements(folder: ModelFolder) -> int:
+    """Elements of K and V of one token."""
+    geometry = folder.spec.geometry
+    return 2 * geometry.layers * geometry.kv_heads * geometry.head_dim
+
+
+def _check(settings: CaptureSettings) -> None:
+    if bool(settings.texts) == (settings.tokens is not None):
+        raise CaptureError("text: expected texts or a file of tokens, and not both", 2)
+    for name, least in (("sequences", 1), ("length", 2), ("stride", 1), ("offset", 0), ("batch", 1)):
+        if getattr(settings, name) < least:
+            raise CaptureError(f"{name}: expected at least {least}, got {getattr(settings, name)}", 2)

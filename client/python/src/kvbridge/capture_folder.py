@@ -1,0 +1,201 @@
+"""The folder that a capture fills: its shards, and `capture.json`, which says what they are and which are there.
+
+capture.json: `format` "kvbridge-capture", `schema` 1, `settings` (all that decides what the shards hold),
+`sequences` and `rows` in all, `complete`, and `shards`: by file name the sequence's id, domain, rows, bytes and
+SHA-256. It is replaced whole after every shard, so it never names one that is not there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvbridge.capture_errors import NO_ROOM, CaptureError
+from kvbridge.capture_text import Passage
+from kvbridge.digests import file_sha256
+from kvbridge.shards import Half, Shard, read_half, write_half, write_shard
+
+FORMAT = "kvbridge-capture"
+SCHEMA = 1
+RECORD = "capture.json"
+
+
+class CaptureFolder:
+    """Held by one capture at a time; a second one is refused. Use as a context manager."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], passages: Sequence[Passage]) -> None:
+        """CaptureError when the folder holds a capture with other settings, naming them, or is in use."""
+        self.path = path
+        self._passages = passages
+        self._record: dict[str, Any] = {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            "settings": dict(settings),
+            "sequences": len(passages),
+            "complete": False,
+            "shards": {},
+        }
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(path, os.O_RDONLY)
+        try:
+            self._take_lock()
+            self._resume()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> CaptureFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._lock)
+
+    def name(self, index: int) -> str:
+        """File name of a sequence's shard."""
+        return f"seq_{index:05d}.safetensors"
+
+    def missing(self) -> list[int]:
+        """Sequences without a verified shard, in order."""
+        return [i for i in range(len(self._passages)) if self.name(i) not in self._record["shards"]]
+
+    def bytes(self) -> int:
+        """What the shards that are there take."""
+        return sum(shard["bytes"] for shard in self._record["shards"].values())
+
+    def put(self, index: int, shard: Shard) -> None:
+        """CaptureError when the disk is full; nothing of the shard is left then."""
+        path = self.path / self.name(index)
+        with _room(path):
+            write_shard(path, shard)
+            self._record["shards"][path.name] = {
+                "sequence_id": shard.sequence_id,
+                "domain": shard.domain,
+                "rows": len(shard.positions),
+                "bytes": path.stat().st_size,
+                "sha256": file_sha256(path),
+            }
+            self._save()
+
+    def has_half(self, index: int) -> bool:
+        """Whether the source's half of a sequence waits for the target's."""
+        return self._half(index).is_file()
+
+    def put_half(self, index: int, half: Half) -> None:
+        """As `put`."""
+        with _room(self._half(index)):
+            write_half(self._half(index), half)
+
+    def half(self, index: int) -> Half:
+        """CaptureError when it is damaged."""
+        try:
+            return read_half(self._half(index))
+        except (OSError, ValueError) as error:
+            raise CaptureError(f"out {self._half(index)}: {error}; delete it") from None
+
+    def drop_half(self, index: int) -> None:
+        """Once the shard is there."""
+        self._half(index).unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Says that all shards are there."""
+        self._record["complete"] = True
+        with _room(self.path / RECORD):
+            self._save()
+
+    def _half(self, index: int) -> Path:
+        return self.path / f"seq_{index:05d}.source"
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CaptureError(f"out {self.path}: another capture is writing there") from None
+
+    def _resume(self) -> None:
+        for left in self.path.glob("*.part"):  # of a capture that was killed
+            left.unlink()
+        record = self.path / RECORD
+        if not record.exists():
+            if any(self.path.glob("*.safetensors")):
+                raise CaptureError(
+                    f"out {self.path}: holds safetensors files and no {RECORD}; choose an empty folder"
+                )
+            self._save()
+            return
+        try:
+            before = json.loads(record.read_text(encoding="utf-8"))
+            settings, shards = before["settings"], before["shards"]
+        except (ValueError, KeyError, TypeError):
+            raise CaptureError(f"out {record}: not a capture's record; delete the folder") from None
+        for name, value in self._record["settings"].items():
+            if settings.get(name) != value:
+                raise CaptureError(
+                    f"out {self.path}: was captured with {name} = {settings.get(name)!r}, now {value!r}; "
+                    "choose another folder, or the same settings"
+                )
+        for index, passage in enumerate(self._passages):
+            shard = shards.get(self.name(index))
+            if shard and shard["sequence_id"] == passage.sequence_id and self._intact(index, shard):
+                self._record["shards"][self.name(index)] = shard
+
+    def _intact(self, index: int, shard: Mapping[str, Any]) -> bool:
+        path = self.path / self.name(index)
+        return (
+            path.is_file()
+            and path.stat().st_size == shard["bytes"]
+            and file_sha256(path) == shard["sha256"]
+        )
+
+    def _save(self) -> None:
+        temporary = self.path / f"{RECORD}.part"
+        try:
+            with temporary.open("w", encoding="utf-8") as stream:
+                json.dump(self._record, stream, indent=1, ensure_ascii=False)
+                stream.write("\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(self.path / RECORD)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class _room:
+    """Turns a full disk into a CaptureError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError):
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise CaptureError(
+                f"out {self._path}: {error.strerror}"
+                + ("; the shards before it are complete, run again with more room" if full else ""),
+                NO_ROOM if full else 3,
+            ) from None
+
+
+def free_bytes(path: Path) -> int:
+    """Of the file system that `path` is or will be on."""
+    there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    return shutil.disk_usage(there).free
