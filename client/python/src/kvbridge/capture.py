@@ -20,6 +20,7 @@ from kvbridge.capture_models import (
     ModelFolder,
     Naming,
     Reader,
+    Reading,
     compute_dtype,
     free_memory,
     inspect_folder,
@@ -62,6 +63,9 @@ class CaptureSettings:
     element: Literal["bf16", "f32"] = "bf16"
     dtype: Dtype = "auto"
     device: str = "cpu"
+    row_weights: bool = False  # how much each row matters to the target's attention
+    queries: bool = False  # the target's, to compare attention outputs with
+    query_positions: int = 64  # of each sequence, for either
     source_naming: Naming = field(default_factory=Naming)
     target_naming: Naming = field(default_factory=Naming)
 
@@ -111,6 +115,7 @@ class Capture:
         same_tokenizer(self.source, self.target)
         self.passages = self._passages()
         self._check_positions()
+        self.provenance = self._provenance()
 
     @property
     def plan(self) -> CapturePlan:
@@ -119,6 +124,13 @@ class Capture:
         width = _WIDTH[self.settings.element]
         row = width * sum(_row_elements(folder) for folder in (self.source, self.target))
         header = _HEADER + sum(len(spec_json(f.spec)) for f in (self.source, self.target))
+        target = self.target.spec.geometry
+        if self.settings.row_weights:
+            row += 2 * 4 * target.layers * target.kv_heads
+        if self.settings.queries:
+            header += _HEADER + self.settings.query_positions * (
+                8 + target.layers * self.target.query_heads * target.head_dim * width
+            )
         return CapturePlan(
             sequences=len(rows),
             rows=sum(rows),
@@ -140,7 +152,7 @@ class Capture:
         disk: bytes that the shards may take, default what is free. memory: bytes for models, default what is
         free; both models are loaded when they fit together, otherwise one after the other.
         """
-        with CaptureFolder(out, self._provenance(), self.passages) as folder:
+        with CaptureFolder(out, self.provenance, self.passages) as folder:
             missing = set(folder.missing())
             together = self._fit_together(memory)
             self._check_disk(folder, disk)
@@ -161,7 +173,7 @@ class Capture:
             halves = zip(batch, self._read(source, batch), self._read(target, batch))
             for index, ours, theirs in halves:
                 if index in missing:
-                    folder.put(index, self._shard(index, ours, theirs))
+                    self._put(folder, index, ours.half, theirs)
                     done += 1
                     progress(Progress("both models", done, len(missing)))
 
@@ -173,18 +185,18 @@ class Capture:
         reader = self._reader("source")
         done = 0
         for batch in self._batches(wanted):
-            for index, half in zip(batch, self._read(reader, batch)):
+            for index, ours in zip(batch, self._read(reader, batch)):
                 if index in wanted:
-                    folder.put_half(index, half)
+                    folder.put_half(index, ours.half)
                     done += 1
                     progress(Progress("source", done, len(wanted)))
         reader.close()
         reader = self._reader("target")
         done = 0
         for batch in self._batches(missing):
-            for index, half in zip(batch, self._read(reader, batch)):
+            for index, theirs in zip(batch, self._read(reader, batch)):
                 if index in missing:
-                    folder.put(index, self._shard(index, folder.half(index), half))
+                    self._put(folder, index, folder.half(index), theirs)
                     folder.drop_half(index)
                     done += 1
                     progress(Progress("target", done, len(missing)))
@@ -192,29 +204,40 @@ class Capture:
     def _reader(self, role: str) -> Reader:
         settings = self.settings
         folder = self.source if role == "source" else self.target
-        return Reader(role, folder, compute_dtype(settings.dtype, folder, settings.device), settings.device)
-
-    def _read(self, reader: Reader, batch: Sequence[int]) -> list[Half]:
-        ids = np.stack([self.passages[index].token_ids for index in batch])
-        return reader.read(
-            ids, self._rows(self.passages[batch[0]]), self.settings.keys, self.settings.element
+        watched = role == "target" and (settings.row_weights or settings.queries)
+        return Reader(
+            role,
+            folder,
+            compute_dtype(settings.dtype, folder, settings.device),
+            settings.device,
+            settings.query_positions if watched else 0,
         )
 
-    def _shard(self, index: int, source: Half, target: Half) -> Shard:
-        passage = self.passages[index]
+    def _read(self, reader: Reader, batch: Sequence[int]) -> list[Reading]:
+        ids = np.stack([self.passages[index].token_ids for index in batch])
+        rows = self._rows(self.passages[batch[0]])
+        return reader.read(ids, rows, self.settings.keys, self.settings.element)
+
+    def _put(self, folder: CaptureFolder, index: int, source: Half, target: Reading) -> None:
+        passage, settings = self.passages[index], self.settings
         rows = np.array(self._rows(passage), np.int64)
-        return Shard(
+        seen = target.attention
+        weights = seen if settings.row_weights else None
+        shard = Shard(
             sequence_id=passage.sequence_id,
             domain=passage.domain,
-            key_form=self.settings.keys,
+            key_form=settings.keys,
             source_spec=self.source.spec,
             target_spec=self.target.spec,
             source=source,
-            target=target,
+            target=target.half,
             positions=rows,
             token_ids=passage.token_ids[rows],
-            provenance=self._provenance(),
+            key_weight=weights.key_weight if weights else None,
+            value_weight=weights.value_weight if weights else None,
+            provenance=self.provenance,
         )
+        folder.put(index, shard, seen if settings.queries else None)
 
     def _batches(self, wanted: set[int]) -> Iterator[list[int]]:
         """Batches with a wanted sequence in them, whole: what a model computes of a sequence may depend, in its
@@ -301,8 +324,9 @@ class Capture:
             "target dtype": compute_dtype(settings.dtype, self.target, settings.device),
             "device": settings.device.partition(":")[0],
         }
-        for name in ("sequences", "length", "stride", "offset", "seed", "bos", "batch", "keys", "element"):
-            record[name] = getattr(settings, name)
+        for name in ("sequences", "length", "stride", "offset", "seed", "bos", "batch", "keys", "element",
+                     "row_weights", "queries", "query_positions"):  # fmt: skip
+            record[name.replace("_", " ")] = getattr(settings, name)
         for name, version in (("kvbridge", __version__), ("torch", torch.__version__),
                               ("transformers", transformers.__version__)):  # fmt: skip
             record[f"version of {name}"] = str(version)
@@ -323,6 +347,7 @@ def _row_elements(folder: ModelFolder) -> int:
 def _check(settings: CaptureSettings) -> None:
     if bool(settings.texts) == (settings.tokens is not None):
         raise CaptureError("text: expected texts or a file of tokens, and not both", 2)
-    for name, least in (("sequences", 1), ("length", 2), ("stride", 1), ("offset", 0), ("batch", 1)):
+    for name, least in (("sequences", 1), ("length", 2), ("stride", 1), ("offset", 0), ("batch", 1),
+                        ("query_positions", 1)):  # fmt: skip
         if getattr(settings, name) < least:
             raise CaptureError(f"{name}: expected at least {least}, got {getattr(settings, name)}", 2)

@@ -67,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     add("--batch", type=int, default=4, help="sequences that a model reads at once; default 4")
     add("--keys", choices=("stripped", "roped"), default="stripped",
         help="without their rotation (default), or as cached")  # fmt: skip
+    add("--row-weights", action="store_true", help="how much each row matters to the target's attention")
+    add("--queries", action="store_true", help="the target's, to compare attention outputs with")
+    add("--query-positions", type=int, default=64, help="of each sequence, for either; default 64")
     add("--store", choices=("bf16", "f32"), default="bf16", help="elements of the shards; default bf16")
     add("--dtype", choices=("auto", "bf16", "f16", "f32"), default="auto",
         help="what the models compute in; auto: f32 on the CPU, else the weights' own")  # fmt: skip
@@ -132,6 +135,9 @@ def _run(args: argparse.Namespace) -> int:
             element=args.store,
             dtype=args.dtype,
             device=args.device,
+            row_weights=args.row_weights,
+            queries=args.queries,
+            query_positions=args.query_positions,
             source_naming=Naming(args.source_id, args.source_revision, args.longrope),
             target_naming=Naming(args.target_id, args.target_revision, args.longrope),
         )

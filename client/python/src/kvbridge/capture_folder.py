@@ -1,8 +1,10 @@
 """The folder that a capture fills: its shards, and `capture.json`, which says what they are and which are there.
 
+Queries, where they were asked for, lie in `queries/` under the name of the shard.
+
 capture.json: `format` "kvbridge-capture", `schema` 1, `settings` (all that decides what the shards hold),
 `sequences` and `rows` in all, `complete`, and `shards`: by file name the sequence's id, domain, rows, bytes and
-SHA-256. It is replaced whole after every shard, so it never names one that is not there.
+SHA-256 (`queries` likewise). It is replaced whole after every shard, so it never names one that is not there.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kvbridge.capture_attention import Attention
 from kvbridge.capture_errors import NO_ROOM, CaptureError
 from kvbridge.capture_text import Passage
 from kvbridge.digests import file_sha256
-from kvbridge.shards import Half, Shard, read_half, write_half, write_shard
+from kvbridge.shards import Half, Shard, read_half, write_half, write_queries, write_shard
 
 FORMAT = "kvbridge-capture"
 SCHEMA = 1
 RECORD = "capture.json"
+QUERIES = "queries"
 
 
 class CaptureFolder:
@@ -72,20 +76,27 @@ class CaptureFolder:
 
     def bytes(self) -> int:
         """What the shards that are there take."""
-        return sum(shard["bytes"] for shard in self._record["shards"].values())
+        shards = self._record["shards"].values()
+        return sum(s["bytes"] + s.get("queries", {}).get("bytes", 0) for s in shards)
 
-    def put(self, index: int, shard: Shard) -> None:
-        """CaptureError when the disk is full; nothing of the shard is left then."""
+    def put(self, index: int, shard: Shard, attention: Attention | None = None) -> None:
+        """attention: whose queries go beside the shard. CaptureError when the disk is full; nothing of the
+        shard is left then."""
         path = self.path / self.name(index)
         with _room(path):
             write_shard(path, shard)
-            self._record["shards"][path.name] = {
+            entry = {
                 "sequence_id": shard.sequence_id,
                 "domain": shard.domain,
                 "rows": len(shard.positions),
-                "bytes": path.stat().st_size,
-                "sha256": file_sha256(path),
+                **_facts(path),
             }
+            if attention is not None:
+                queries = self.path / QUERIES / path.name
+                queries.parent.mkdir(exist_ok=True)
+                write_queries(queries, attention.queries, attention.positions)
+                entry["queries"] = _facts(queries)
+            self._record["shards"][path.name] = entry
             self._save()
 
     def has_half(self, index: int) -> bool:
@@ -124,7 +135,7 @@ class CaptureFolder:
             raise CaptureError(f"out {self.path}: another capture is writing there") from None
 
     def _resume(self) -> None:
-        for left in self.path.glob("*.part"):  # of a capture that was killed
+        for left in (*self.path.glob("*.part"), *self.path.glob(f"{QUERIES}/*.part")):  # of a capture that was killed
             left.unlink()
         record = self.path / RECORD
         if not record.exists():
@@ -151,14 +162,16 @@ class CaptureFolder:
                 self._record["shards"][self.name(index)] = shard
 
     def _intact(self, index: int, shard: Mapping[str, Any]) -> bool:
-        path = self.path / self.name(index)
-        return (
-            path.is_file()
-            and path.stat().st_size == shard["bytes"]
-            and file_sha256(path) == shard["sha256"]
+        name = self.name(index)
+        files = {self.path / name: shard}
+        if "queries" in shard:
+            files[self.path / QUERIES / name] = shard["queries"]
+        return all(
+            path.is_file() and _facts(path).items() <= facts.items() for path, facts in files.items()
         )
 
     def _save(self) -> None:
+        self._record["shards"] = dict(sorted(self._record["shards"].items()))
         temporary = self.path / f"{RECORD}.part"
         try:
             with temporary.open("w", encoding="utf-8") as stream:
@@ -169,6 +182,10 @@ class CaptureFolder:
             temporary.replace(self.path / RECORD)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 class _room:

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kvbridge.capture_attention import IMPLEMENTATION, Attention, AttentionProbe
 from kvbridge.capture_errors import INCOMPATIBLE, CaptureError
 from kvbridge.digests import chat_template_digest, file_sha256, tokenizer_digest
 from kvbridge.extra import DynamicCache, torch, transformers
-from kvbridge.hf import batch_tensors, cache_argument, refusal
+from kvbridge.hf import batch_tensors, cache_argument, refusal, to_numpy
 from kvbridge.model_spec import full_attention_only, model_spec
 from kvbridge.rope import LongRope
 from kvbridge.shards import Half, KeyForm
@@ -38,6 +39,7 @@ class ModelFolder:
     weights_sha256: str  # over name, size and SHA-256 of config.json and each file of weights
     parameters: int
     vocabulary: int
+    query_heads: int
     hidden: int  # width of the widest activations of a token
     tokenizer: Any
 
@@ -80,9 +82,15 @@ def inspect_folder(role: str, path: Path, naming: Naming) -> ModelFolder:
         parameters = sum(_parameters(file) for file in weights)
     except (OSError, ValueError) as error:
         raise CaptureError(f"{role} {path}: {' '.join(str(error).split())}") from None
-    hidden = int(stated.get("intermediate_size") or 4 * int(stated.get("hidden_size", 0)))
     return ModelFolder(
-        path, spec, digest, parameters, int(stated.get("vocab_size", 0)), hidden, tokenizer
+        path=path,
+        spec=spec,
+        weights_sha256=digest,
+        parameters=parameters,
+        vocabulary=int(stated.get("vocab_size", 0)),
+        query_heads=int(stated.get("num_attention_heads") or stated["n_head"]),
+        hidden=int(stated.get("intermediate_size") or 4 * int(stated.get("hidden_size", 0))),
+        tokenizer=tokenizer,
     )
 
 
@@ -120,19 +128,31 @@ def check_device(device: str) -> None:
         raise CaptureError(f"device: expected cpu or an accelerator that is there, got {device} ({why})", 2) from None
 
 
-class Reader:
-    """One loaded model. `close` frees its memory; a Reader is used by one thread."""
+@dataclass(frozen=True)
+class Reading:
+    """What one model has of one sequence."""
 
-    def __init__(self, role: str, folder: ModelFolder, dtype: str, device: str) -> None:
-        self._role, self._spec = role, folder.spec
+    half: Half
+    attention: Attention | None = None  # where it was asked for
+
+
+class Reader:
+    """One loaded model. `close` frees its memory. Used by one thread; one that watches attention at a time."""
+
+    def __init__(
+        self, role: str, folder: ModelFolder, dtype: str, device: str, query_positions: int = 0
+    ) -> None:
+        """query_positions: how many of a sequence's to watch attention at; 0 = none."""
+        self._role, self._spec, self._device = role, folder.spec, device
+        self._probe = AttentionProbe(query_positions) if query_positions else None
+        watch = {"attn_implementation": IMPLEMENTATION} if query_positions else {}
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                folder.path, dtype=_TORCH[dtype], local_files_only=True
+                folder.path, dtype=_TORCH[dtype], local_files_only=True, **watch
             )
             self._model = model.to(device=device, dtype=_TORCH[dtype]).eval()
         except (OSError, ValueError, RuntimeError) as error:
             raise CaptureError(f"{role} {folder.path}: {' '.join(str(error).split())}") from None
-        self._device = device
 
     def close(self) -> None:
         self._model = None
@@ -143,8 +163,8 @@ class Reader:
     @torch.no_grad()
     def read(
         self, token_ids: npt.NDArray[np.int64], rows: Sequence[int], key_form: KeyForm, element: str
-    ) -> list[Half]:
-        """One Half per sequence of a batch [sequences, tokens], of the tokens at `rows`."""
+    ) -> list[Reading]:
+        """One per sequence of a batch [sequences, tokens], of the tokens at `rows`."""
         cache = DynamicCache()
         forward = inspect.signature(self._model.forward).parameters
         # No logits but the last token's: a vocabulary of 150,000 would take more memory than the cache.
@@ -153,7 +173,12 @@ class Reader:
         self._model(
             input_ids=ids, use_cache=True, **{cache_argument(self._model): cache}, **fewer
         )
-        return self._halves(cache, torch.tensor(rows), key_form, element)
+        kept = torch.tensor(rows)
+        halves = self._halves(cache, kept, key_form, element)
+        if self._probe is None:
+            return [Reading(half) for half in halves]
+        seen = self._probe.take(kept, ids.shape[1], _TORCH[element])
+        return [Reading(half, attention) for half, attention in zip(halves, seen)]
 
     def _halves(
         self, cache: DynamicCache, rows: torch.Tensor, key_form: KeyForm, element: str
@@ -182,7 +207,7 @@ class Reader:
                         f"{layer}; try another --dtype"
                     )
                 into.append(part.to(_TORCH[element]).cpu())
-        keys, values = (_numpy(torch.stack(part, dim=1)) for part in kept)
+        keys, values = (to_numpy(torch.stack(part, dim=1)) for part in kept)
         return [Half(key, value) for key, value in zip(keys, values)]
 
 
@@ -225,12 +250,6 @@ def strip(keys: torch.Tensor, positions: torch.Tensor, rope: types_pb2.RopeParam
     out[..., first] = a * cos + b * sin
     out[..., second] = b * cos - a * sin
     return out
-
-
-def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-    array: npt.NDArray[Any] = bits.numpy()
-    return array.view(np.uint16) if array.dtype == np.int16 else array
 
 
 def _hub_name(path: Path) -> tuple[str, str]:

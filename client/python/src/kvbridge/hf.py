@@ -156,8 +156,8 @@ def transfer_cache(
         source=source,
         target=target,
         route=route,
-        keys=[_to_numpy(layer[0, :, :send]) for layer in keys],
-        values=[_to_numpy(layer[0, :, :send]) for layer in values],
+        keys=[to_numpy(layer[0, :, :send]) for layer in keys],
+        values=[to_numpy(layer[0, :, :send]) for layer in values],
         positions=_positions(attention_mask, send),
         token_ids=None if input_ids is None else input_ids[0, :send].cpu().numpy(),
         prompt_tokens=prompt,
@@ -240,7 +240,7 @@ def cache_arrays(cache: DynamicCache) -> tuple[list[Array], list[Array]]:
     if refused:
         raise ValueError(refused)
     keys, values = layer_tensors(cache)
-    return [_to_numpy(layer[0]) for layer in keys], [_to_numpy(layer[0]) for layer in values]
+    return [to_numpy(layer[0]) for layer in keys], [to_numpy(layer[0]) for layer in values]
 
 
 def cache_argument(model: Any) -> str:
@@ -309,7 +309,7 @@ def _positions(mask: torch.Tensor | None, tokens: int) -> npt.NDArray[np.int64] 
     return positions
 
 
-def _to_numpy(tensor: torch.Tensor) -> Array:
+def to_numpy(tensor: torch.Tensor) -> Array:
     """A view where the tensor is on the CPU; bf16 and fp8 as unsigned integers."""
     host = tensor.detach().cpu()
     bits = _BITS.get(host.dtype)

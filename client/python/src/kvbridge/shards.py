@@ -124,6 +124,13 @@ def read_shard(path: str | PathLike[str]) -> Shard:
     )
 
 
+def write_queries(path: Path, queries: Array, positions: npt.NDArray[np.int64]) -> None:
+    """What a sequence's queries were at some positions, to compare attention outputs with: `queries` [target
+    layers, query_heads, positions, head_dim], rotated, and `positions`. Format "kvbridge-queries"."""
+    tensors = {"queries": (_ELEMENTS[queries.dtype], queries), "positions": ("I64", positions)}
+    write_safetensors(path, tensors, {"format": "kvbridge-queries", "schema": SCHEMA})
+
+
 def write_half(path: Path, half: Half) -> None:
     """One side alone, in a file that is no shard yet."""
     parts = {"keys": half.keys, "values": half.values}
