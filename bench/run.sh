@@ -71,7 +71,7 @@ $bin/server/kvbridged --config $data/kvbridged.yaml --ports-file $data/ports.jso
 server=$!
 trap 'kill $server 2>/dev/null || true; wait $server || true' EXIT
 for _ in $(seq 100); do grep -q '"to":"ready"' $out/kvbridged.log && break; sleep 0.1; done
-$bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route big in out --micro-route micro --pid $server >$out/transfer.json
+$bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route big in out --micro-route micro --reps 25 --pid $server >$out/transfer.json
 
 "$venv/bin/python" bench/table.py $out | tee $out/table.md
 say "done: $out/table.md"

@@ -13,6 +13,7 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 #include "nlohmann/json.hpp"
+#include "proto/kvbridge/v1/chunk_codec.h"
 #include "server/address.h"
 #include "server/convert.h"
 #include "server/version.h"
@@ -97,6 +98,7 @@ void ConfigureChannels(grpc::ServerBuilder* builder) {
   // Two servers on one port would share its clients silently.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 1);
+  builder->AddChannelArgument(GRPC_ARG_TCP_READ_CHUNK_SIZE, wire::kReadBytes);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);

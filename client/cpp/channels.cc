@@ -9,6 +9,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
+#include "proto/kvbridge/v1/chunk_codec.h"
 
 namespace kvbridge::client {
 namespace {
@@ -26,6 +27,7 @@ grpc::ChannelArguments ArgumentsFor(const Channels::Options& options) {
   // Retries are this library's: it knows what was accepted.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 1);
+  args.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, wire::kReadBytes);
   return args;
 }
 

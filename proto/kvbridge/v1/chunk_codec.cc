@@ -124,13 +124,21 @@ ReceivedChunk ChunkFromMessage(v1::TransferChunk message) {
   return chunk;
 }
 
+// A message of a Transfer stream: its chunk if it has one, otherwise the whole.
 template <typename Message>
-absl::StatusOr<Message> ParseWhole(const std::vector<grpc::Slice>& slices, size_t total,
-                                   const char* what) {
-  Message message;
-  const std::string flat = Prefix(slices, total);
-  if (!message.ParseFromString(flat)) return NotAMessage(what);
-  return message;
+absl::StatusOr<std::variant<Message, ReceivedChunk>> Parse(const grpc::ByteBuffer& message,
+                                                           const char* what) {
+  auto slices = SlicesOf(message, what);
+  if (!slices.ok()) return slices.status();
+  const size_t total = TotalBytes(*slices);
+  DataPosition position;
+  if (FindTrailingData(Prefix(*slices, kMaxPrefix), total, Message::kChunkFieldNumber, &position)) {
+    return ChunkInPlace(*std::move(slices), std::move(position), total);
+  }
+  Message parsed;
+  if (!parsed.ParseFromString(Prefix(*slices, total))) return NotAMessage(what);
+  if (parsed.has_chunk()) return ChunkFromMessage(std::move(*parsed.mutable_chunk()));
+  return std::move(parsed);
 }
 
 grpc::Slice SliceReleasing(std::span<const std::byte> data, std::function<void()> release) {
@@ -171,35 +179,17 @@ grpc::ByteBuffer SerializeChunk(int chunk_field, v1::TransferChunk head,
 }  // namespace
 
 absl::StatusOr<ReceivedRequest> ParseRequest(const grpc::ByteBuffer& message) {
-  auto slices = SlicesOf(message, "TransferRequest");
-  if (!slices.ok()) return slices.status();
-  const size_t total = TotalBytes(*slices);
-  DataPosition position;
-  if (FindTrailingData(Prefix(*slices, kMaxPrefix), total, v1::TransferRequest::kChunkFieldNumber,
-                       &position)) {
-    return ChunkInPlace(*std::move(slices), std::move(position), total);
-  }
-  auto parsed = ParseWhole<v1::TransferRequest>(*slices, total, "TransferRequest");
+  auto parsed = Parse<v1::TransferRequest>(message, "TransferRequest");
   if (!parsed.ok()) return parsed.status();
-  if (parsed->has_header()) return std::move(*parsed->mutable_header());
-  if (parsed->has_chunk()) return ChunkFromMessage(std::move(*parsed->mutable_chunk()));
+  if (auto* chunk = std::get_if<ReceivedChunk>(&*parsed)) return std::move(*chunk);
+  auto& request = std::get<v1::TransferRequest>(*parsed);
+  if (request.has_header()) return std::move(*request.mutable_header());
   return absl::InvalidArgumentError(
       "TransferRequest.message: expected header or chunk, got neither");
 }
 
 absl::StatusOr<ReceivedEvent> ParseEvent(const grpc::ByteBuffer& message) {
-  auto slices = SlicesOf(message, "TransferEvent");
-  if (!slices.ok()) return slices.status();
-  const size_t total = TotalBytes(*slices);
-  DataPosition position;
-  if (FindTrailingData(Prefix(*slices, kMaxPrefix), total, v1::TransferEvent::kChunkFieldNumber,
-                       &position)) {
-    return ChunkInPlace(*std::move(slices), std::move(position), total);
-  }
-  auto parsed = ParseWhole<v1::TransferEvent>(*slices, total, "TransferEvent");
-  if (!parsed.ok()) return parsed.status();
-  if (parsed->has_chunk()) return ChunkFromMessage(std::move(*parsed->mutable_chunk()));
-  return *std::move(parsed);
+  return Parse<v1::TransferEvent>(message, "TransferEvent");
 }
 
 absl::Status VerifyCrc(const ReceivedChunk& chunk) {

@@ -23,6 +23,10 @@
 
 namespace kvbridge::wire {
 
+// What both ends let gRPC read at once (GRPC_ARG_TCP_READ_CHUNK_SIZE): its default of 8 KiB makes
+// 512 slices of one chunk.
+inline constexpr int kReadBytes = 256 << 10;
+
 // A received chunk. `head` has every field but `data`; `data` lies in `slices`, piece by piece.
 struct ReceivedChunk {
   v1::TransferChunk head;

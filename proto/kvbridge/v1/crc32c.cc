@@ -14,7 +14,10 @@ constexpr uint32_t kPolynomial = 0x82f63b78;  // reflected
 // The crc instruction has a latency of three cycles and a throughput of one, so three independent
 // streams run at full speed. They are joined by shifting a stream's crc over the bytes that follow
 // it: a linear map on 32 bits, kept as four 256-entry tables.
-constexpr size_t kBlock = 4096;
+constexpr size_t kBlock = 1024;
+// Data are mostly touched here first, and the hardware's prefetch stops at page ends. Prefetching
+// beyond the data is harmless.
+constexpr size_t kAhead = 6 * kBlock;
 using ShiftTable = std::array<std::array<uint32_t, 256>, 4>;
 
 constexpr uint32_t ShiftOneByte(uint32_t crc) {
@@ -52,6 +55,13 @@ uint64_t Load64(const std::byte* p) {
   return value;
 }
 
+// The same line of each stream.
+void PrefetchLines(const std::byte* p) {
+  for (size_t stream = 0; stream < 3; ++stream) {
+    _mm_prefetch(reinterpret_cast<const char*>(p + stream * kBlock), _MM_HINT_T0);
+  }
+}
+
 }  // namespace
 
 uint32_t Crc32c(std::span<const std::byte> data, uint32_t crc) {
@@ -63,6 +73,7 @@ uint32_t Crc32c(std::span<const std::byte> data, uint32_t crc) {
     uint64_t b = 0;
     uint64_t c = 0;
     for (size_t i = 0; i < kBlock; i += 8) {
+      if (i % 64 == 0) PrefetchLines(p + kAhead + i);
       a = _mm_crc32_u64(a, Load64(p + i));
       b = _mm_crc32_u64(b, Load64(p + kBlock + i));
       c = _mm_crc32_u64(c, Load64(p + 2 * kBlock + i));
@@ -79,7 +90,7 @@ uint32_t Crc32c(std::span<const std::byte> data, uint32_t crc) {
 
 uint32_t CopyCrc32c(std::byte* to, std::span<const std::byte> data, uint32_t crc) {
   // Both of a step's sides fit the first-level cache.
-  constexpr size_t kStep = 3 * kBlock;
+  constexpr size_t kStep = 12 * kBlock;
   while (!data.empty()) {
     const auto step = data.first(std::min(kStep, data.size()));
     std::memcpy(to, step.data(), step.size());
