@@ -3,6 +3,7 @@ test_transformers4.py."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -454,3 +455,31 @@ def test_text_sources_have_names(tmp_path):
     assert parse_text_source("a=1/b.txt") == TextSource("a", Path("1/b.txt"))
     with pytest.raises(ValueError, match="expected domain=path"):
         parse_text_source("=x")
+
+
+def test_a_capture_that_failed_before_its_first_shard_binds_nobody(tmp_path, monkeypatch):
+    def full(self, *_):
+        raise CaptureError("source: out of memory", 6)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvbridge.capture_models.Reader.read", full)
+        with pytest.raises(CaptureError, match="out of memory"):
+            Capture(settings(batch=3)).run(tmp_path)
+    assert Capture(settings(batch=1)).run(tmp_path).captured == 3
+
+
+def test_a_full_disk_leaves_whole_shards(tmp_path, monkeypatch, capsys):
+    plain, count = os.fsync, [0]
+
+    def fsync(stream):
+        count[0] += 1
+        if count[0] == 4:  # record, shard, record, and then the second shard
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(stream)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        assert main(command(tmp_path)) == 6
+    assert "seq_00001.safetensors: No space left on device" in capsys.readouterr().err
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["capture.json", "seq_00000.safetensors"]
+    assert main(command(tmp_path)) == 0

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvbridge.capture_errors import NO_ROOM, CaptureError
-from kvbridge.capture_folder import CaptureFolder, free_bytes
+from kvbridge.capture_folder import CaptureFolder, room
 from kvbridge.capture_models import (
     Dtype,
     ModelFolder,
@@ -152,10 +152,10 @@ class Capture:
         disk: bytes that the shards may take, default what is free. memory: bytes for models, default what is
         free; both models are loaded when they fit together, otherwise one after the other.
         """
+        together = self._fit_together(memory)
+        self._check_disk(out, disk)
         with CaptureFolder(out, self.provenance, self.passages) as folder:
             missing = set(folder.missing())
-            together = self._fit_together(memory)
-            self._check_disk(folder, disk)
             if missing and together:
                 self._both(folder, missing, progress)
             elif missing:
@@ -279,24 +279,25 @@ class Capture:
             raise CaptureError(f"offset: expected less than the shortest sequence, {short} tokens")
 
     def _fit_together(self, memory: int | None) -> bool:
-        plan, room = self.plan, free_memory(self.settings.device) if memory is None else memory
+        plan = self.plan
+        free = free_memory(self.settings.device) if memory is None else memory
         larger = max(plan.source_memory, plan.target_memory)
-        if larger > room:
+        if larger > free:
             raise CaptureError(
                 f"memory: expected about {larger:,} bytes for the larger model and its cache of a batch, "
-                f"there are {room:,}; try a smaller --batch or --dtype bf16",
+                f"there are {free:,}; try a smaller --batch or --dtype bf16",
                 NO_ROOM,
             )
-        return plan.source_memory + plan.target_memory <= room
+        return plan.source_memory + plan.target_memory <= free
 
-    def _check_disk(self, folder: CaptureFolder, disk: int | None) -> None:
+    def _check_disk(self, out: Path, disk: int | None) -> None:
         """The plan's bytes are an upper bound, so what is checked here holds to the end."""
         need = self.plan.bytes
         if disk is not None and need > disk:
             raise CaptureError(f"disk: expected at least {need:,} bytes for the shards, got {disk:,}", NO_ROOM)
-        rest, free = need - folder.bytes(), free_bytes(folder.path)
-        if rest > free:
-            raise CaptureError(f"disk: expected {rest:,} bytes free at {folder.path}, got {free:,}", NO_ROOM)
+        there = room(out)
+        if need > there:
+            raise CaptureError(f"disk: expected {need:,} bytes free at {out}, got {there:,}", NO_ROOM)
 
     def _memory(self, folder: ModelFolder) -> int:
         """Weights, a batch's cache with the copies that are made of it, and the widest activations."""

@@ -14,7 +14,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -46,8 +47,9 @@ class CaptureFolder:
             "complete": False,
             "shards": {},
         }
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(path, os.O_RDONLY)
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path, os.O_RDONLY)
         try:
             self._take_lock()
             self._resume()
@@ -83,7 +85,7 @@ class CaptureFolder:
         """attention: whose queries go beside the shard. CaptureError when the disk is full; nothing of the
         shard is left then."""
         path = self.path / self.name(index)
-        with _room(path):
+        with _writing(path):
             write_shard(path, shard)
             entry = {
                 "sequence_id": shard.sequence_id,
@@ -105,7 +107,7 @@ class CaptureFolder:
 
     def put_half(self, index: int, half: Half) -> None:
         """As `put`."""
-        with _room(self._half(index)):
+        with _writing(self._half(index)):
             write_half(self._half(index), half)
 
     def half(self, index: int) -> Half:
@@ -122,7 +124,7 @@ class CaptureFolder:
     def finish(self) -> None:
         """Says that all shards are there."""
         self._record["complete"] = True
-        with _room(self.path / RECORD):
+        with _writing(self.path / RECORD):
             self._save()
 
     def _half(self, index: int) -> Path:
@@ -150,6 +152,9 @@ class CaptureFolder:
             settings, shards = before["settings"], before["shards"]
         except (ValueError, KeyError, TypeError):
             raise CaptureError(f"out {record}: not a capture's record; delete the folder") from None
+        if not shards and not any(self.path.glob("*.source")):  # failed before the first
+            self._save()
+            return
         for name, value in self._record["settings"].items():
             if settings.get(name) != value:
                 raise CaptureError(
@@ -188,31 +193,18 @@ def _facts(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
-class _room:
-    """Turns a full disk into a CaptureError."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, OSError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise CaptureError(
-                f"out {self._path}: {error.strerror}"
-                + ("; the shards before it are complete, run again with more room" if full else ""),
-                NO_ROOM if full else 3,
-            ) from None
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Says which file could not be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CaptureError(f"out {path}: {error.strerror}; the shards before it are whole", NO_ROOM) from None
+        raise CaptureError(f"out {path}: {error.strerror}") from None
 
 
-def free_bytes(path: Path) -> int:
-    """Of the file system that `path` is or will be on."""
+def room(path: Path) -> int:
+    """Bytes that a capture in `path` may take in all: what is free, and what its shards take already."""
     there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(there).free + sum(f.stat().st_size for f in path.rglob("*.safetensors"))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbridge.capture_attention import IMPLEMENTATION, Attention, AttentionProbe
-from kvbridge.capture_errors import INCOMPATIBLE, CaptureError
+from kvbridge.capture_errors import INCOMPATIBLE, NO_ROOM, CaptureError
 from kvbridge.digests import chat_template_digest, file_sha256, tokenizer_digest
 from kvbridge.extra import DynamicCache, torch, transformers
 from kvbridge.hf import batch_tensors, cache_argument, refusal, to_numpy
@@ -81,7 +81,7 @@ def inspect_folder(role: str, path: Path, naming: Naming) -> ModelFolder:
         )
         parameters = sum(_parameters(file) for file in weights)
     except (OSError, ValueError) as error:
-        raise CaptureError(f"{role} {path}: {' '.join(str(error).split())}") from None
+        raise _failed(f"{role} {path}", error) from None
     return ModelFolder(
         path=path,
         spec=spec,
@@ -152,7 +152,7 @@ class Reader:
             )
             self._model = model.to(device=device, dtype=_TORCH[dtype]).eval()
         except (OSError, ValueError, RuntimeError) as error:
-            raise CaptureError(f"{role} {folder.path}: {' '.join(str(error).split())}") from None
+            raise _failed(f"{role} {folder.path}", error) from None
 
     def close(self) -> None:
         self._model = None
@@ -170,11 +170,14 @@ class Reader:
         # No logits but the last token's: a vocabulary of 150,000 would take more memory than the cache.
         fewer = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
         ids = torch.from_numpy(token_ids).to(self._device)
-        self._model(
-            input_ids=ids, use_cache=True, **{cache_argument(self._model): cache}, **fewer
-        )
         kept = torch.tensor(rows)
-        halves = self._halves(cache, kept, key_form, element)
+        try:
+            self._model(
+                input_ids=ids, use_cache=True, **{cache_argument(self._model): cache}, **fewer
+            )
+            halves = self._halves(cache, kept, key_form, element)
+        except RuntimeError as error:
+            raise _failed(self._role, error) from None
         if self._probe is None:
             return [Reading(half) for half in halves]
         seen = self._probe.take(kept, ids.shape[1], _TORCH[element])
@@ -226,6 +229,14 @@ def free_memory(device: str) -> int:
     except (OSError, ValueError):  # no control group, or no limit
         return available
     return min(available, limit - used)
+
+
+def _failed(what: str, error: Exception) -> CaptureError:
+    """torch says in words alone that memory ran out."""
+    why = " ".join(str(error).split())[:300]
+    if "memory" not in why:
+        return CaptureError(f"{what}: {why}")
+    return CaptureError(f"{what}: {why}; try a smaller --batch or --dtype bf16", NO_ROOM)
 
 
 def rope_of(spec: types_pb2.ModelSpec, layer: int) -> types_pb2.RopeParams:
