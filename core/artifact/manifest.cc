@@ -19,6 +19,7 @@ constexpr absl::string_view kFormat = "kvbridge-mapper";
 constexpr int64_t kSchemaVersion = 1;
 constexpr int64_t kMaxIndex = 4095;
 constexpr int64_t kMaxFileBytes = int64_t{1} << 42;
+constexpr int64_t kMaxTokens = int64_t{1} << 32;
 
 constexpr std::pair<absl::string_view, mapper::Support> kSupports[] = {
     {"full", mapper::Support::kFull}, {"head_local", mapper::Support::kHeadLocal}};
@@ -139,15 +140,23 @@ absl::Status FitFromJson(const Json& json, Manifest* manifest) {
   return absl::OkStatus();
 }
 
+Json NumberToJson(const std::optional<double>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
 Json EvidenceToJson(const std::optional<Evidence>& evidence) {
   if (!evidence) return nullptr;
-  const auto number = [](const std::optional<double>& value) {
-    return value ? Json(*value) : Json(nullptr);
-  };
-  return {{"verdict", Word(kVerdicts, evidence->verdict)},
-          {"kl_nats", number(evidence->kl_nats)},
-          {"gap_recovered", number(evidence->gap_recovered)},
-          {"provenance", evidence->provenance}};
+  Json json = {{"verdict", Word(kVerdicts, evidence->verdict)},
+               {"kl_nats", NumberToJson(evidence->kl_nats)},
+               {"gap_recovered", NumberToJson(evidence->gap_recovered)},
+               {"provenance", evidence->provenance}};
+  for (const TailPoint& point : evidence->tails) {
+    json["tails"].push_back({{"native_tail", point.native_tail},
+                             {"kl_nats", point.kl_nats},
+                             {"gap_recovered", NumberToJson(point.gap_recovered)}});
+  }
+  if (!evidence->details.empty()) json["details"] = evidence->details;
+  return json;
 }
 
 absl::StatusOr<std::optional<double>> NumberOrNull(const Json& object, absl::string_view key,
@@ -158,18 +167,42 @@ absl::StatusOr<std::optional<double>> NumberOrNull(const Json& object, absl::str
   return std::optional<double>(value);
 }
 
+absl::Status TailsFromJson(const Json& object, Evidence* evidence) {
+  if (!object.contains("tails")) return absl::OkStatus();
+  KVB_ASSIGN_OR_RETURN(const Json* tails, base::GetArray(object, "tails", "manifest.evidence"));
+  for (const Json& tail : *tails) {
+    const std::string path = absl::StrCat("manifest.evidence.tails[", evidence->tails.size(), "]");
+    const int64_t least = evidence->tails.empty() ? 1 : evidence->tails.back().native_tail + 1;
+    if (!tail.is_object()) return absl::InvalidArgumentError(path + ": expected an object");
+    KVB_RETURN_IF_ERROR(
+        base::RefuseUnknownKeys(tail, {"native_tail", "kl_nats", "gap_recovered"}, path));
+    TailPoint point;
+    KVB_ASSIGN_OR_RETURN(point.native_tail,
+                         base::GetInt(tail, "native_tail", path, least, kMaxTokens));
+    KVB_ASSIGN_OR_RETURN(point.kl_nats, base::GetFinite(tail, "kl_nats", path));
+    KVB_ASSIGN_OR_RETURN(point.gap_recovered, NumberOrNull(tail, "gap_recovered", path));
+    evidence->tails.push_back(point);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status EvidenceFromJson(const Json& json, Manifest* manifest) {
   const auto it = json.find("evidence");
   if (it != json.end() && it->is_null()) return absl::OkStatus();
   KVB_ASSIGN_OR_RETURN(const Json* object, base::GetObject(json, "evidence", "manifest"));
   const absl::string_view path = "manifest.evidence";
   KVB_RETURN_IF_ERROR(base::RefuseUnknownKeys(
-      *object, {"verdict", "kl_nats", "gap_recovered", "provenance"}, path));
+      *object, {"verdict", "kl_nats", "gap_recovered", "provenance", "tails", "details"}, path));
   Evidence evidence;
   KVB_ASSIGN_OR_RETURN(evidence.verdict, Parse(kVerdicts, *object, "verdict", path));
   KVB_ASSIGN_OR_RETURN(evidence.kl_nats, NumberOrNull(*object, "kl_nats", path));
   KVB_ASSIGN_OR_RETURN(evidence.gap_recovered, NumberOrNull(*object, "gap_recovered", path));
   KVB_ASSIGN_OR_RETURN(evidence.provenance, base::GetString(*object, "provenance", path));
+  KVB_RETURN_IF_ERROR(TailsFromJson(*object, &evidence));
+  if (object->contains("details")) {
+    KVB_ASSIGN_OR_RETURN(const Json* details, base::GetObject(*object, "details", path));
+    evidence.details = *details;
+  }
   manifest->provenance.evidence = std::move(evidence);
   return absl::OkStatus();
 }

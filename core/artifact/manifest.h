@@ -20,7 +20,10 @@
 //                   "relative_mean_diagonal"}
 //   calibration     object: where the fit came from, free
 //   evidence        null (verdict UNPROVEN) or {"verdict": "PASS" | "FAIL" | "UNPROVEN", "kl_nats":
-//                   number | null, "gap_recovered": number | null, "provenance": string}
+//                   number | null, "gap_recovered": number | null, "provenance": string}, with two
+//                   more keys where there is something to say: "tails": [{"native_tail": integer,
+//                   "kl_nats": number, "gap_recovered": number | null}], ascending, and "details":
+//                   object (docs/evidence.md)
 //   files           {"mapper.safetensors": {"bytes": integer, "chunk_bytes": 8388608, "chunks":
 //                   [SHA-256 of each chunk, lower-case hex], "sha256": tree root}}; the root is the
 //                   SHA-256 over the concatenated raw chunk digests (crypto/sha256.h)
@@ -54,11 +57,22 @@ inline constexpr absl::string_view kWeightsFile = "mapper.safetensors";
 enum class Verdict : uint8_t { kUnproven, kPass, kFail };
 absl::string_view Name(Verdict verdict);  // "UNPROVEN", "PASS", "FAIL"
 
+// What a longer native tail buys: the target prefills the prompt's last tokens itself.
+struct TailPoint {
+  int64_t native_tail = 1;
+  double kl_nats = 0;
+  std::optional<double> gap_recovered;
+
+  friend bool operator==(const TailPoint&, const TailPoint&) = default;
+};
+
 struct Evidence {
   Verdict verdict = Verdict::kUnproven;
-  std::optional<double> kl_nats;        // mean next-token KL on held-out text
-  std::optional<double> gap_recovered;  // share of the source-to-target NLL gap
-  std::string provenance;               // data set, protocol, number of sequences
+  std::optional<double> kl_nats;              // mean next-token KL on held-out text
+  std::optional<double> gap_recovered;        // share of the source-to-target NLL gap
+  std::string provenance;                     // data set, protocol, number of sequences
+  std::vector<TailPoint> tails;               // by native_tail, each once; empty where not measured
+  base::Json details = base::Json::object();  // figures by domain, controls and checks
 };
 
 // Which source layers (and heads) feed K or V of one target layer.

@@ -29,6 +29,22 @@ Manifest Example() {
   return manifest;
 }
 
+TEST(ManifestTest, EvidenceByTailAndItsDetailsAreReadBack) {
+  Manifest manifest = Example();
+  Evidence& evidence = *manifest.provenance.evidence;
+  EXPECT_FALSE(ManifestToJson(manifest)["evidence"].contains("tails"));
+  evidence.tails = {{1, 0.2, 0.7}, {17, 0.1, std::nullopt}};
+  evidence.details = {{"run_sha256", "ab"}};
+  Json json = ManifestToJson(manifest);
+  const Manifest read = ManifestFromJson(json).value();
+  EXPECT_EQ(read.provenance.evidence->tails, evidence.tails);
+  EXPECT_EQ(read.provenance.evidence->details, evidence.details);
+  json["evidence"]["tails"][1]["native_tail"] = 1;
+  EXPECT_EQ(ManifestFromJson(json).status().code(), absl::StatusCode::kInvalidArgument);
+  json["evidence"]["tails"] = Json::object();
+  EXPECT_EQ(ManifestFromJson(json).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(ManifestTest, IsReadBackByteForByte) {
   const Json json = ManifestToJson(Example());
   const Manifest read = ManifestFromJson(json).value();
