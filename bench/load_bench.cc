@@ -65,12 +65,14 @@ absl::StatusOr<Json> Run(const Args& args) {
     artifact::Artifact loaded;
     const double load_s = Seconds([&]() -> absl::Status {
       KVB_ASSIGN_OR_RETURN(
-          loaded, artifact::LoadArtifact(args.dir, {.pool = pool.get(), .check_finite = false}));
+          loaded, artifact::LoadArtifact(
+                      args.dir, {.pool = pool.get(), .check_finite = false, .verify_later = true}));
       return absl::OkStatus();
     });
     std::unique_ptr<device::ResidentMapper> mapper;
     const double resident_s = Seconds([&]() -> absl::Status {
-      KVB_ASSIGN_OR_RETURN(mapper, backend->MakeResident(loaded.mapper, device::Precision::kBf16));
+      KVB_ASSIGN_OR_RETURN(
+          mapper, backend->MakeResident(loaded.mapper, device::Precision::kBf16, loaded.verify));
       return absl::OkStatus();
     });
     bytes = mapper->resident_bytes();

@@ -150,7 +150,7 @@ class Bench {
       const MapperAndBytes made = MakeMapper(args_, kind);
       std::unique_ptr<device::ResidentMapper> resident;
       const double pack = Seconds([&] {
-        resident = backend_->MakeResident(made.mapper, device::Precision::kBf16).value();
+        resident = backend_->MakeResident(made.mapper, device::Precision::kBf16, {}).value();
       });
       for (int64_t tokens : args_.tokens) {
         Json result = {{"support", support}, {"tokens", tokens}};

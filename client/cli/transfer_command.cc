@@ -102,7 +102,7 @@ absl::StatusOr<TransferReport> TransferLocally(const TransferFlags& flags, const
     KVB_ASSIGN_OR_RETURN(loaded,
                          LoadLocalArtifact(flags.artifact, flags.configs, false, pool.get()));
     KVB_ASSIGN_OR_RETURN(pin.resident,
-                         backend->MakeResident(loaded.mapper, device::Precision::kBf16));
+                         backend->MakeResident(loaded.mapper, device::Precision::kBf16, {}));
   }
   pin.proven = loaded.provenance.verdict() == artifact::Verdict::kPass;
   const guard::RoutePolicy policy = {.allow_unproven = flags.allow_unproven,

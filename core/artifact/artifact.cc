@@ -90,6 +90,28 @@ absl::Status CheckAgainstConfig(absl::string_view role, const model::ModelSpec& 
   return absl::OkStatus();
 }
 
+// The mapper whose weights lie in `file`, which belongs to `manifest`.
+absl::StatusOr<mapper::Mapper> ReadWeights(const Manifest& manifest,
+                                           const std::shared_ptr<const base::MappedFile>& file,
+                                           const LoadOptions& options) {
+  KVB_ASSIGN_OR_RETURN(const SafeTensors tensors, SafeTensors::Parse(file->bytes(), kWeightsFile));
+  KVB_ASSIGN_OR_RETURN(const auto metadata, WeightsMetadata(manifest));
+  if (tensors.metadata() != metadata) {
+    return absl::DataLossError(absl::StrCat(
+        kWeightsFile, " __metadata__: it belongs to another manifest: expected manifest_sha256 ",
+        metadata.at("manifest_sha256")));
+  }
+  KVB_ASSIGN_OR_RETURN(const StTensor* first, tensors.Find("key_weight.0"));
+  if (first->dtype != StDType::kF32 && first->dtype != StDType::kBf16) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kWeightsFile, " tensor \"key_weight.0\": expected BF16 or F32, got ", Name(first->dtype)));
+  }
+  KVB_ASSIGN_OR_RETURN(mapper::Mapper mapper,
+                       AssembleMapper(manifest, tensors, first->dtype, file));
+  if (options.check_finite) KVB_RETURN_IF_ERROR(CheckFinite(tensors.tensors(), options.pool));
+  return mapper;
+}
+
 }  // namespace
 
 absl::string_view Name(Format format) {
@@ -135,27 +157,23 @@ absl::StatusOr<Artifact> LoadNative(const std::filesystem::path& dir, const Json
   KVB_RETURN_IF_ERROR(CheckAgainstConfig("target", manifest.target, options.target));
   KVB_ASSIGN_OR_RETURN(const std::shared_ptr<const base::MappedFile> weights,
                        base::MappedFile::Open(dir / std::string(kWeightsFile)));
-  KVB_RETURN_IF_ERROR(VerifyTree(*weights, manifest.files.at(std::string(kWeightsFile)),
-                                 kWeightsFile, options.pool));
-  KVB_ASSIGN_OR_RETURN(const SafeTensors tensors,
-                       SafeTensors::Parse(weights->bytes(), kWeightsFile));
-  KVB_ASSIGN_OR_RETURN(const auto metadata, WeightsMetadata(manifest));
-  if (tensors.metadata() != metadata) {
-    return absl::DataLossError(absl::StrCat(
-        kWeightsFile, " __metadata__: it belongs to another manifest: expected manifest_sha256 ",
-        metadata.at("manifest_sha256")));
+  const auto verify = [weights, entry = manifest.files.at(std::string(kWeightsFile)),
+                       pool = options.pool](absl::FunctionRef<void(std::span<const std::byte>)> v) {
+    return VerifyTree(*weights, entry, kWeightsFile, pool, v);
+  };
+  const auto ignore = [](std::span<const std::byte>) {};
+  if (!options.verify_later) KVB_RETURN_IF_ERROR(verify(ignore));
+  absl::StatusOr<mapper::Mapper> mapper = ReadWeights(manifest, weights, options);
+  if (!mapper.ok()) {
+    // Damage is the better answer than what damage looks like.
+    if (options.verify_later) KVB_RETURN_IF_ERROR(verify(ignore));
+    return mapper.status();
   }
-  KVB_ASSIGN_OR_RETURN(const StTensor* first, tensors.Find("key_weight.0"));
-  if (first->dtype != StDType::kF32 && first->dtype != StDType::kBf16) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        kWeightsFile, " tensor \"key_weight.0\": expected BF16 or F32, got ", Name(first->dtype)));
-  }
-  KVB_ASSIGN_OR_RETURN(mapper::Mapper mapper,
-                       AssembleMapper(manifest, tensors, first->dtype, weights));
-  if (options.check_finite) KVB_RETURN_IF_ERROR(CheckFinite(tensors.tensors(), options.pool));
-  KVB_ASSIGN_OR_RETURN(mapper.digest, crypto::Sha256Hex(base::CanonicalJson(json)));
-  return Artifact{std::make_shared<mapper::Mapper>(std::move(mapper)),
-                  std::move(manifest.provenance), Format::kNative, weights};
+  KVB_ASSIGN_OR_RETURN(mapper->digest, crypto::Sha256Hex(base::CanonicalJson(json)));
+  Artifact artifact{std::make_shared<mapper::Mapper>(*std::move(mapper)),
+                    std::move(manifest.provenance), Format::kNative, weights};
+  if (options.verify_later) artifact.verify = verify;
+  return artifact;
 }
 
 }  // namespace internal

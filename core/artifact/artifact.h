@@ -12,7 +12,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -39,6 +41,9 @@ struct LoadOptions {
   // Refuse NaN and infinity here. False where Backend::MakeResident, which refuses them too,
   // follows: it spares one pass over the weights.
   bool check_finite = true;
+  // Leave the digest of the weights to Artifact::verify, for MakeResident to ask while it reads
+  // them anyway. Nothing of the weights may be believed before.
+  bool verify_later = false;
 };
 
 struct Artifact {
@@ -51,6 +56,10 @@ struct Artifact {
   // The mapped file: whoever has copied the weights asks it whether they were still the verified
   // ones.
   std::shared_ptr<const base::MappedFile> weights;
+  // With LoadOptions::verify_later, for formats whose digest is by chunks: DATA_LOSS unless the
+  // weights are what the manifest says; shows each piece after it was hashed (crypto::HashTree).
+  // Empty where they were verified. Uses LoadOptions::pool; not from inside a pool job.
+  std::function<absl::Status(absl::FunctionRef<void(std::span<const std::byte>)> visit)> verify;
 };
 
 // NOT_FOUND: the folder or a file is missing. DATA_LOSS: bytes differ from a digest.

@@ -57,11 +57,17 @@ absl::Status CheckFolder(const std::filesystem::path& dir, const std::vector<std
 
 absl::Status VerifyTree(const base::MappedFile& file, const FileEntry& entry,
                         absl::string_view what, base::WorkerPool* pool) {
+  return VerifyTree(file, entry, what, pool, [](std::span<const std::byte>) {});
+}
+
+absl::Status VerifyTree(const base::MappedFile& file, const FileEntry& entry,
+                        absl::string_view what, base::WorkerPool* pool,
+                        absl::FunctionRef<void(std::span<const std::byte>)> visit) {
   if (file.size() != entry.bytes) {
     return absl::DataLossError(
         absl::StrCat(what, ": expected ", entry.bytes, " bytes, got ", file.size()));
   }
-  KVB_ASSIGN_OR_RETURN(const crypto::TreeDigest tree, crypto::HashTree(file.bytes(), pool));
+  KVB_ASSIGN_OR_RETURN(const crypto::TreeDigest tree, crypto::HashTree(file.bytes(), pool, visit));
   for (size_t i = 0; i < tree.chunks.size(); ++i) {
     if (tree.chunks[i] != entry.tree.chunks[i]) {
       return absl::DataLossError(absl::StrCat(what, ": chunk ", i, ": expected SHA-256 ",

@@ -4,9 +4,11 @@
 
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
@@ -25,6 +27,10 @@ absl::Status CheckFolder(const std::filesystem::path& dir, const std::vector<std
 // cores, each faulted in by the core that hashes it.
 absl::Status VerifyTree(const base::MappedFile& file, const FileEntry& entry,
                         absl::string_view what, base::WorkerPool* pool);
+// The same, showing pieces as crypto::HashTree does.
+absl::Status VerifyTree(const base::MappedFile& file, const FileEntry& entry,
+                        absl::string_view what, base::WorkerPool* pool,
+                        absl::FunctionRef<void(std::span<const std::byte>)> visit);
 
 // DATA_LOSS unless the plain SHA-256 of the file is `hex`; INVALID_ARGUMENT when `hex` is no
 // digest.

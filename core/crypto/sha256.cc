@@ -11,6 +11,22 @@
 #include "core/crypto/openssl_status.h"
 
 namespace kvbridge::crypto {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+absl::StatusOr<Digest> HashChunk(Bytes chunk, absl::FunctionRef<void(Bytes)> visit) {
+  KVB_ASSIGN_OR_RETURN(Sha256 hash, Sha256::Create());
+  while (!chunk.empty()) {
+    const Bytes piece = chunk.first(std::min<size_t>(kPieceBytes, chunk.size()));
+    KVB_RETURN_IF_ERROR(hash.Update(piece));
+    visit(piece);
+    chunk = chunk.subspan(piece.size());
+  }
+  return hash.Finish();
+}
+
+}  // namespace
 
 std::string ToHex(const Digest& digest) {
   return absl::BytesToHexString(
@@ -76,12 +92,18 @@ absl::StatusOr<Digest> TreeRoot(const std::vector<Digest>& chunks) {
 }
 
 absl::StatusOr<TreeDigest> HashTree(std::span<const std::byte> bytes, base::WorkerPool* pool) {
+  return HashTree(bytes, pool, [](std::span<const std::byte>) {});
+}
+
+absl::StatusOr<TreeDigest> HashTree(std::span<const std::byte> bytes, base::WorkerPool* pool,
+                                    absl::FunctionRef<void(std::span<const std::byte>)> visit) {
   const size_t count = (bytes.size() + kTreeChunkBytes - 1) / kTreeChunkBytes;
   TreeDigest tree{.chunks = std::vector<Digest>(count)};
   std::vector<absl::Status> failures(count);
   pool->ParallelFor(static_cast<int64_t>(count), [&](int64_t i) {
     const size_t begin = static_cast<size_t>(i) * kTreeChunkBytes;
-    auto digest = Sha256Of(bytes.subspan(begin, std::min(kTreeChunkBytes, bytes.size() - begin)));
+    auto digest =
+        HashChunk(bytes.subspan(begin, std::min(kTreeChunkBytes, bytes.size() - begin)), visit);
     if (digest.ok()) {
       tree.chunks[i] = *digest;
     } else {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -63,5 +64,12 @@ absl::StatusOr<Digest> TreeRoot(const std::vector<Digest>& chunks);
 
 // Hashes chunks on the pool's workers and the calling thread.
 absl::StatusOr<TreeDigest> HashTree(std::span<const std::byte> bytes, base::WorkerPool* pool);
+
+// The same, and shows `visit` each piece of at most kPieceBytes right after it was hashed, while it
+// is in the core's cache: whoever needs the bytes too reads them from memory once. Pieces of a
+// chunk come in order on one thread, chunks in any order and at once.
+inline constexpr uint64_t kPieceBytes = uint64_t{512} << 10;
+absl::StatusOr<TreeDigest> HashTree(std::span<const std::byte> bytes, base::WorkerPool* pool,
+                                    absl::FunctionRef<void(std::span<const std::byte>)> visit);
 
 }  // namespace kvbridge::crypto

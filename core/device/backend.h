@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -42,6 +43,12 @@ class ResidentMapper {
   virtual uint64_t resident_bytes() const = 0;
   virtual Precision precision() const = 0;
 };
+
+// Verifies the bytes that a mapper's weights lie in, showing each piece right after it was hashed:
+// pieces in any order, on several threads at once, together everything. An error: the bytes are not
+// what they should be, and nothing made of them may be used.
+using VerifyWeights =
+    std::function<absl::Status(absl::FunctionRef<void(std::span<const std::byte>)> visit)>;
 
 // Features of one tile on the device. Holds pooled workspace until destroyed.
 class PreparedTile {
@@ -78,9 +85,11 @@ class Backend {
   virtual std::string name() const = 0;
 
   // Copies and lays out the weights. Refuses NaN and infinity (INVALID_ARGUMENT naming the tensor).
-  // RESOURCE_EXHAUSTED when the device has no room.
+  // RESOURCE_EXHAUSTED when the device has no room. Where `verify` is given, reads the weights as
+  // it shows them, and fails as it fails; empty = they were verified before.
   virtual absl::StatusOr<std::unique_ptr<ResidentMapper>> MakeResident(
-      std::shared_ptr<const mapper::Mapper> mapper, Precision precision) = 0;
+      std::shared_ptr<const mapper::Mapper> mapper, Precision precision,
+      const VerifyWeights& verify) = 0;
 
   // Bytes of workspace one tile of `tokens` takes: what admission charges.
   virtual uint64_t WorkspaceBytes(const ResidentMapper& mapper, int64_t tokens) const = 0;

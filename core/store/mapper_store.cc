@@ -30,14 +30,15 @@ absl::Status NothingInUse(absl::string_view pair, const absl::Status& last_error
 
 absl::StatusOr<PinnedMapper> MapperStore::Prepare(const LoadRequest& request) const {
   const absl::Time begin = clock_->Now();
-  // MakeResident reads every weight and refuses NaN and infinity: no need to look twice.
+  // MakeResident reads every weight: hashing them and looking for NaN and infinity happens there.
   KVB_ASSIGN_OR_RETURN(artifact::Artifact artifact,
                        artifact::LoadArtifact(request.dir, {.pool = pool_,
                                                             .source = request.source,
                                                             .target = request.target,
-                                                            .check_finite = false}));
+                                                            .check_finite = false,
+                                                            .verify_later = true}));
   KVB_ASSIGN_OR_RETURN(std::unique_ptr<device::ResidentMapper> resident,
-                       backend_->MakeResident(artifact.mapper, request.precision));
+                       backend_->MakeResident(artifact.mapper, request.precision, artifact.verify));
   KVB_RETURN_IF_ERROR(artifact.weights->CheckUnchanged());
   KVB_RETURN_IF_ERROR(SelfTest(backend_, *resident));
   return std::make_shared<const LoadedMapper>(

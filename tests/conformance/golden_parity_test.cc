@@ -87,7 +87,7 @@ class GoldenParityTest : public ::testing::Test {
     const auto& shape = file[expected + ".keys"].shape;
     std::vector<float> mapped_keys(file.AsFloat(expected + ".keys").size(), NAN);
     std::vector<float> mapped_values(mapped_keys.size(), NAN);
-    const auto resident = backend_->MakeResident(mapper, precision);
+    const auto resident = backend_->MakeResident(mapper, precision, {});
     ASSERT_TRUE(resident.ok()) << resident.status();
     for (int64_t sequence = 0; sequence < shape[1]; ++sequence) {
       const kv::KvView source = View(keys, values, source_shape, sequence);

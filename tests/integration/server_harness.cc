@@ -224,7 +224,8 @@ engine::Decision ServerHarness::MapInProcess(DenseCache& source, DenseCache& tar
       device::CpuBackend::Create({}, pool.get(), kv::BufferPool::Create(1 << 30)).value();
   const auto engine =
       engine::TransferEngine::Create({}, {pool.get(), backend.get(), &clock}).value();
-  engine::ArtifactPin pin{backend->MakeResident(mapper_, device::Precision::kBf16).value(), true};
+  engine::ArtifactPin pin{backend->MakeResident(mapper_, device::Precision::kBf16, {}).value(),
+                          true};
   auto input = ToTransferInput(Header(source.tokens), absl::InfiniteFuture()).value();
   return RunLocal(*engine, input.spec, {}, std::move(pin), source.View(), target.View());
 }

@@ -81,7 +81,12 @@ mapper::Mapper FakeMapper(model::ModelSpec source, model::ModelSpec target) {
 }
 
 absl::StatusOr<std::unique_ptr<device::ResidentMapper>> FakeBackend::MakeResident(
-    std::shared_ptr<const mapper::Mapper> mapper, device::Precision precision) {
+    std::shared_ptr<const mapper::Mapper> mapper, device::Precision precision,
+    const device::VerifyWeights& verify) {
+  if (verify) {
+    if (absl::Status status = verify([](std::span<const std::byte>) {}); !status.ok())
+      return status;
+  }
   return std::make_unique<FakeResident>(std::move(mapper), precision, live_mappers_);
 }
 

@@ -35,7 +35,8 @@ class FakeBackend final : public device::Backend {
 
   std::string name() const override { return "fake"; }
   absl::StatusOr<std::unique_ptr<device::ResidentMapper>> MakeResident(
-      std::shared_ptr<const mapper::Mapper> mapper, device::Precision precision) override;
+      std::shared_ptr<const mapper::Mapper> mapper, device::Precision precision,
+      const device::VerifyWeights& verify) override;
   uint64_t WorkspaceBytes(const device::ResidentMapper& mapper, int64_t tokens) const override;
   absl::StatusOr<std::unique_ptr<device::PreparedTile>> Prepare(
       const device::ResidentMapper& mapper, const device::TileSource& source) override;

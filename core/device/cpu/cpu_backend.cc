@@ -38,8 +38,9 @@ absl::StatusOr<std::unique_ptr<CpuBackend>> CpuBackend::Create(
 std::string CpuBackend::name() const { return kernels_.name; }
 
 absl::StatusOr<std::unique_ptr<ResidentMapper>> CpuBackend::MakeResident(
-    std::shared_ptr<const mapper::Mapper> mapper, Precision precision) {
-  return cpu::ResidentWeights::Create(std::move(mapper), precision, workers_);
+    std::shared_ptr<const mapper::Mapper> mapper, Precision precision,
+    const VerifyWeights& verify) {
+  return cpu::ResidentWeights::Create(std::move(mapper), precision, verify, workers_);
 }
 
 uint64_t CpuBackend::WorkspaceBytes(const ResidentMapper& mapper, int64_t tokens) const {

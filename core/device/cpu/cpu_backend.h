@@ -32,7 +32,8 @@ class CpuBackend final : public Backend {
 
   std::string name() const override;
   absl::StatusOr<std::unique_ptr<ResidentMapper>> MakeResident(
-      std::shared_ptr<const mapper::Mapper> mapper, Precision precision) override;
+      std::shared_ptr<const mapper::Mapper> mapper, Precision precision,
+      const VerifyWeights& verify) override;
   uint64_t WorkspaceBytes(const ResidentMapper& mapper, int64_t tokens) const override;
   absl::StatusOr<std::unique_ptr<PreparedTile>> Prepare(const ResidentMapper& mapper,
                                                         const TileSource& source) override;

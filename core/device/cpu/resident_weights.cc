@@ -1,13 +1,13 @@
 #include "core/device/cpu/resident_weights.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cfloat>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
 
 #include "core/base/status_macros.h"
+#include "core/device/cpu/packer.h"
 #include "core/tensor/convert.h"
 
 namespace kvbridge::device::cpu {
@@ -58,7 +58,8 @@ int32_t IndexOf(std::vector<model::RopeParams>& known, const model::RopeParams& 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
-    std::shared_ptr<const Mapper> mapper, Precision precision, base::WorkerPool& workers) {
+    std::shared_ptr<const Mapper> mapper, Precision precision, const VerifyWeights& verify,
+    base::WorkerPool& workers) {
   KVB_RETURN_IF_ERROR(Validate(*mapper));
   for (const auto* spec : {&mapper->source, &mapper->target}) {
     if (spec->geometry.head_dim > kMaxHeadDim) {
@@ -80,7 +81,7 @@ absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
   resident->PlanLayers();
   resident->PlanRotations();
   resident->FillSmall();
-  KVB_RETURN_IF_ERROR(resident->PackAll(workers));
+  KVB_RETURN_IF_ERROR(resident->PackAll(verify, workers));
   return resident;
 }
 
@@ -168,34 +169,35 @@ void ResidentWeights::FillSmall() {
   }
 }
 
-absl::Status ResidentWeights::PackAll(base::WorkerPool& workers) {
-  const int32_t head_dim = mapper_->target.geometry.head_dim;
-  const int64_t heads = blocking_.target_heads;
-  const int64_t units = static_cast<int64_t>(layers_.size()) * heads;
-  std::atomic<int64_t> first_bad{units};
-  workers.ParallelFor(units, [&](int64_t unit) {
-    const int64_t layer = unit / heads;
-    const int64_t head = unit % heads;
+absl::Status ResidentWeights::PackAll(const VerifyWeights& verify, base::WorkerPool& workers) {
+  Packer packer(blocking_, mapper_->source.geometry.head_dim, mapper_->target.geometry.head_dim);
+  for (size_t i = 0; i < layers_.size(); ++i) {
     const LayerMap& map =
-        mapper_->layer(static_cast<int32_t>(layer / 2), static_cast<Component>(layer % 2));
-    const auto segments = static_cast<int32_t>(SegmentCount(map, blocking_));
-    const size_t bytes = map.weight.data.size() / heads;
-    std::byte* out = memory_.data() + (layers_[layer].weights - memory_.data()) +
-                     head * HeadBytes(map, blocking_);
-    if (PackHead(map.weight.data.data() + head * bytes, map.weight.dtype, segments,
-                 mapper_->source.geometry.head_dim, head_dim, blocking_, out)) {
-      return;
-    }
-    int64_t seen = first_bad.load();
-    while (unit < seen && !first_bad.compare_exchange_weak(seen, unit)) {
-    }
-  });
-  if (first_bad < units) {
-    const int64_t layer = first_bad / heads;
-    return NotFinite(
-        FieldName(static_cast<int32_t>(layer / 2), static_cast<Component>(layer % 2), "weight"),
-        static_cast<int32_t>(first_bad % heads));
+        mapper_->layer(static_cast<int32_t>(i / 2), static_cast<Component>(i % 2));
+    packer.Add({.from = map.weight.data,
+                .dtype = map.weight.dtype,
+                .segments = static_cast<int32_t>(SegmentCount(map, blocking_)),
+                .to = memory_.data() + (layers_[i].weights - memory_.data())});
   }
+  if (verify) {
+    KVB_RETURN_IF_ERROR(
+        verify([&](std::span<const std::byte> piece) { packer.PackStepsEndingIn(piece); }));
+  } else {
+    packer.PackAll(workers);
+  }
+  if (const auto bad = packer.first_non_finite()) {
+    return NotFinite(FieldName(static_cast<int32_t>(bad->tensor / 2),
+                               static_cast<Component>(bad->tensor % 2), "weight"),
+                     bad->head);
+  }
+  if (!packer.complete()) {
+    return absl::InternalError("weights: expected all of them to be verified, got a part");
+  }
+  return CheckBiases();
+}
+
+absl::Status ResidentWeights::CheckBiases() const {
+  const int64_t heads = blocking_.target_heads;
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (int64_t j = 0; j < heads * blocking_.padded_dim(); ++j) {
       if (std::isfinite(layers_[i].bias[j])) continue;

@@ -62,7 +62,8 @@ class ResidentWeights final : public ResidentMapper {
  public:
   // Packs on every worker. INVALID_ARGUMENT names a tensor that holds NaN or infinity.
   static absl::StatusOr<std::unique_ptr<ResidentWeights>> Create(
-      std::shared_ptr<const mapper::Mapper> mapper, Precision precision, base::WorkerPool& workers);
+      std::shared_ptr<const mapper::Mapper> mapper, Precision precision,
+      const VerifyWeights& verify, base::WorkerPool& workers);
 
   const mapper::Mapper& mapper() const override { return *mapper_; }
   uint64_t resident_bytes() const override {
@@ -98,7 +99,8 @@ class ResidentWeights final : public ResidentMapper {
   void PlanLayers();
   void PlanRotations();
   void FillSmall();
-  absl::Status PackAll(base::WorkerPool& workers);
+  absl::Status PackAll(const VerifyWeights& verify, base::WorkerPool& workers);
+  absl::Status CheckBiases() const;
 
   const std::shared_ptr<const mapper::Mapper> mapper_;
   const Precision precision_;
@@ -112,10 +114,5 @@ class ResidentWeights final : public ResidentMapper {
   std::vector<int32_t> source_rotation_;
   std::vector<int32_t> target_rotation_;
 };
-
-// Lays out one target head's weights, [features][head_dim] at `weight`, as [head_columns] runs of
-// steps at `out`; `features` is `segments` heads of `source_dim`. False when one is not finite.
-bool PackHead(const std::byte* weight, tensor::DType dtype, int32_t segments, int32_t source_dim,
-              int32_t head_dim, const Blocking& blocking, std::byte* out);
 
 }  // namespace kvbridge::device::cpu

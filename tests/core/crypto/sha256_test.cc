@@ -1,5 +1,7 @@
 #include "core/crypto/sha256.h"
 
+#include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -56,6 +58,17 @@ TEST_F(HashTreeTest, RootIsTheDigestOverTheRawChunkDigests) {
     concatenated.append(tree.chunks[i].begin(), tree.chunks[i].end());
   }
   EXPECT_EQ(ToHex(tree.root), Sha256Hex(concatenated).value());
+}
+
+TEST_F(HashTreeTest, ShowsEveryPieceOnceAndHashesTheSame) {
+  const std::string text(kTreeChunkBytes + 3 * kPieceBytes + 7, 'a');
+  std::vector<std::atomic<int>> shown(text.size());
+  const TreeDigest tree = HashTree(Bytes(text), pool_.get(), [&](std::span<const std::byte> piece) {
+                            EXPECT_LE(piece.size(), kPieceBytes);
+                            for (const std::byte& b : piece) ++shown[&b - Bytes(text).data()];
+                          }).value();
+  EXPECT_EQ(tree, HashTree(Bytes(text), pool_.get()).value());
+  EXPECT_TRUE(std::all_of(shown.begin(), shown.end(), [](const auto& n) { return n == 1; }));
 }
 
 TEST_F(HashTreeTest, AnEmptyFileHasNoChunks) {

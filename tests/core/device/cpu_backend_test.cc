@@ -71,7 +71,7 @@ class CpuBackendTest : public testing::TestWithParam<Isa> {
 
   std::unique_ptr<ResidentMapper> Resident(std::shared_ptr<const mapper::Mapper> mapper,
                                            Precision precision = Precision::kBf16) {
-    return backend_->MakeResident(std::move(mapper), precision).value();
+    return backend_->MakeResident(std::move(mapper), precision, {}).value();
   }
 
   // Every row of every head within `tolerance` of its norm (or of the usual row's, where it happens
@@ -368,6 +368,57 @@ TEST_P(CpuBackendTest, HugeFiniteWeightsAreCountedAsNonFinite) {
   }
 }
 
+// Whatever pieces the weights come in, and in whatever order.
+TEST_P(CpuBackendTest, PacksWeightsAsVerificationShowsThem) {
+  for (DType dtype : {DType::kBf16, DType::kF32}) {
+    MapSpec spec{.weight_dtype = dtype};
+    spec.source.head_dim = 48;  // one whole step and one of 16 rows
+    spec.target.head_dim = 40;
+    const auto mapper = MakeMapper(spec, rng_);
+    const VerifyWeights verify = [&](absl::FunctionRef<void(std::span<const std::byte>)> visit) {
+      for (const auto* maps : {&mapper->values, &mapper->keys}) {
+        for (const auto& map : *maps) {
+          std::vector<std::span<const std::byte>> pieces;
+          for (auto rest = map.weight.data; !rest.empty();) {
+            pieces.push_back(rest.first(std::min<size_t>(rest.size(), 1 + rng_() % 9000)));
+            rest = rest.subspan(pieces.back().size());
+          }
+          std::shuffle(pieces.begin(), pieces.end(), rng_);
+          for (const auto& piece : pieces) visit(piece);
+        }
+      }
+      return absl::OkStatus();
+    };
+    const auto source = Cache::Make(spec.source, 5, Layout::kTokenMajor, 1, rng_);
+    const Tile tile(*source, 0);
+    for (Precision precision : {Precision::kBf16, Precision::kF32}) {
+      const auto shown = backend_->MakeResident(mapper, precision, verify);
+      ASSERT_TRUE(shown.ok()) << shown.status();
+      const auto a = Cache::Make(spec.target, 5, Layout::kTokenMajor, 1, rng_);
+      const auto b = Cache::Make(spec.target, 5, Layout::kTokenMajor, 1, rng_);
+      ASSERT_TRUE(Map(**shown, tile.source, *a, 5).ok());
+      ASSERT_TRUE(Map(*Resident(mapper, precision), tile.source, *b, 5).ok());
+      for (int32_t l = 0; l < spec.target.layers; ++l) {
+        for (Component c : kv::kComponents) {
+          for (int64_t t = 0; t < 5; ++t) {
+            ASSERT_EQ(a->Head(l, c, t, 0), b->Head(l, c, t, 0)) << "layer " << l << " token " << t;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuBackendTest, IsNotResidentUnlessAllWasVerified) {
+  const auto mapper = MakeMapper(MapSpec{}, rng_);
+  const auto with = [&](const VerifyWeights& verify) {
+    return backend_->MakeResident(mapper, Precision::kBf16, verify).status();
+  };
+  EXPECT_EQ(with([](auto) { return absl::DataLossError("chunk 3"); }),
+            absl::DataLossError("chunk 3"));
+  EXPECT_EQ(with([](auto) { return absl::OkStatus(); }).code(), absl::StatusCode::kInternal);
+}
+
 TEST_P(CpuBackendTest, RefusesNonFiniteTensorsByName) {
   for (DType dtype : {DType::kBf16, DType::kF32}) {
     MapSpec spec{.weight_dtype = dtype};
@@ -377,13 +428,13 @@ TEST_P(CpuBackendTest, RefusesNonFiniteTensorsByName) {
       tensor::EncodeRow(dtype, &value, 1, bytes + element * tensor::ByteSize(dtype), 1);
     };
     spoil(mapper->values[1].bias, 40, -std::numeric_limits<float>::infinity());
-    auto refused = backend_->MakeResident(mapper, Precision::kBf16);
+    auto refused = backend_->MakeResident(mapper, Precision::kBf16, {});
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(refused.status().message(), HasSubstr("values[1].bias: expected finite numbers"));
     EXPECT_THAT(refused.status().message(), HasSubstr("head 1"));
 
     spoil(mapper->keys[2].weight, 77, std::numeric_limits<float>::quiet_NaN());
-    refused = backend_->MakeResident(mapper, Precision::kF32);
+    refused = backend_->MakeResident(mapper, Precision::kF32, {});
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(refused.status().message(), HasSubstr("keys[2].weight: expected finite numbers"));
     EXPECT_THAT(refused.status().message(), HasSubstr("head 0"));

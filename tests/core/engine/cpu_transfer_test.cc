@@ -35,7 +35,7 @@ class CpuTransferTest : public ::testing::Test {
     auto mapper = std::make_shared<mapper::Mapper>(*device::MakeMapper(spec, random_));
     mapper->source.identity = test::FakeModel("small", 1, 1, 2).identity;
     mapper->target.identity = test::FakeModel("large", 1, 1, 2).identity;
-    pin_ = {backend_->MakeResident(std::move(mapper), device::Precision::kBf16).value(), true};
+    pin_ = {backend_->MakeResident(std::move(mapper), device::Precision::kBf16, {}).value(), true};
   }
 
   const mapper::Mapper& mapper() const { return pin_.resident->mapper(); }

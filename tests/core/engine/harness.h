@@ -54,7 +54,7 @@ class Harness {
     pin_.resident =
         backend_
             .MakeResident(std::make_shared<mapper::Mapper>(test::FakeMapper(source_, target_)),
-                          device::Precision::kF32)
+                          device::Precision::kF32, {})
             .value();
     pin_.proven = true;
   }

@@ -24,9 +24,10 @@ class HookedBackend final : public device::Backend {
 
   std::string name() const override { return real_->name(); }
   absl::StatusOr<std::unique_ptr<device::ResidentMapper>> MakeResident(
-      std::shared_ptr<const mapper::Mapper> mapper, device::Precision precision) override {
+      std::shared_ptr<const mapper::Mapper> mapper, device::Precision precision,
+      const device::VerifyWeights& verify) override {
     before_make_resident();
-    return real_->MakeResident(std::move(mapper), precision);
+    return real_->MakeResident(std::move(mapper), precision, verify);
   }
   uint64_t WorkspaceBytes(const device::ResidentMapper& mapper, int64_t tokens) const override {
     return real_->WorkspaceBytes(mapper, tokens);

@@ -19,7 +19,7 @@ class SelfTestTest : public ::testing::Test {
  protected:
   absl::Status Run(std::shared_ptr<const mapper::Mapper> mapper,
                    Precision precision = Precision::kBf16) {
-    return SelfTest(&backend_, *backend_.MakeResident(std::move(mapper), precision).value());
+    return SelfTest(&backend_, *backend_.MakeResident(std::move(mapper), precision, {}).value());
   }
   void ExpectFailure(const char* message) {
     const absl::Status status = Run(SyntheticMapper());

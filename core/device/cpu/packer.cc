@@ -1,0 +1,182 @@
+// Weights arrive row by row of features; the kernels want pairs of features side by side. A pass
+// over the bytes costs about what reading and writing them costs.
+#include "core/device/cpu/packer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <emmintrin.h>
+
+#include "core/tensor/convert.h"
+
+namespace kvbridge::device::cpu {
+using tensor::DType;
+
+// Rows of one step, converted and padded with zeros: [32 features][padded columns].
+class StepRows {
+ public:
+  void Fill(DType from, DType to, const std::byte* weight, int32_t rows, int32_t head_dim,
+            int32_t padded_dim) {
+    const size_t source_stride = head_dim * tensor::ByteSize(from);
+    stride_ = padded_dim * tensor::ByteSize(to);
+    rows_.assign(kBlock * stride_, std::byte{});
+    wide_.resize(head_dim);
+    for (int32_t r = 0; r < rows; ++r, weight += source_stride) {
+      std::byte* row = rows_.data() + r * stride_;
+      if (from == to) {
+        std::memcpy(row, weight, source_stride);
+      } else {
+        tensor::DecodeRow(from, weight, 1, wide_.data(), head_dim);
+        tensor::EncodeRow(to, wide_.data(), 1, row, head_dim);
+      }
+    }
+  }
+
+  const std::byte* data() const { return rows_.data(); }
+  size_t stride() const { return stride_; }
+
+ private:
+  size_t stride_ = 0;
+  std::vector<std::byte> rows_;
+  std::vector<float> wide_;
+};
+
+namespace {
+
+// Of floats.
+bool AllFinite(const std::byte* data, size_t n) {
+  uint32_t largest = 0;
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, data + 4 * i, 4);
+    largest = std::max(largest, bits & 0x7fffffff);
+  }
+  return largest < 0x7f800000;
+}
+
+// 32 features by 32 bf16 columns, to [2 halves][16 pairs][16 columns][2]. Stores bypass the caches:
+// nobody reads the weights back before they are evicted. Returns, lane by lane, the larger of
+// `largest` and the magnitudes' bits.
+__m128i InterleaveStep(const std::byte* rows, size_t stride, std::byte* out, __m128i largest) {
+  const __m128i magnitude = _mm_set1_epi16(0x7fff);
+  for (int32_t pair = 0; pair < kBlock / 2; ++pair) {
+    const std::byte* even = rows + 2 * pair * stride;
+    for (int32_t group = 0; group < 4; ++group) {  // of eight columns
+      const auto a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + group * 16));
+      const auto b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + stride + group * 16));
+      largest = _mm_max_epi16(
+          largest, _mm_max_epi16(_mm_and_si128(a, magnitude), _mm_and_si128(b, magnitude)));
+      auto* to =
+          reinterpret_cast<__m128i*>(out + (group / 2) * 1024 + pair * 64 + (group % 2) * 32);
+      _mm_stream_si128(to, _mm_unpacklo_epi16(a, b));
+      _mm_stream_si128(to + 1, _mm_unpackhi_epi16(a, b));
+    }
+  }
+  return largest;
+}
+
+// Whether all eight magnitudes are finite bf16.
+bool Finite(__m128i magnitudes) {
+  return _mm_movemask_epi8(_mm_cmpgt_epi16(magnitudes, _mm_set1_epi16(0x7f7f))) == 0;
+}
+
+void CopyStep(const std::byte* rows, size_t stride, std::byte* out) {
+  for (int32_t k = 0; k < kBlock; ++k) {
+    std::memcpy(out + k * kBlock * sizeof(float), rows + k * stride, kBlock * sizeof(float));
+  }
+}
+
+}  // namespace
+
+void Packer::Add(const Tensor& tensor) {
+  tensors_.push_back(tensor);
+  steps_ += Steps(tensor);
+}
+
+int64_t Packer::Steps(const Tensor& tensor) const {
+  return int64_t{blocking_.target_heads} * tensor.segments * blocking_.head_steps;
+}
+
+int64_t Packer::row_bytes(const Tensor& tensor) const {
+  return head_dim_ * static_cast<int64_t>(tensor::ByteSize(tensor.dtype));
+}
+
+int64_t Packer::StepAt(const Tensor& tensor, int64_t offset) const {
+  const int64_t row = offset / row_bytes(tensor);
+  return row / source_dim_ * blocking_.head_steps + row % source_dim_ / kBlock;
+}
+
+void Packer::PackStepsEndingIn(std::span<const std::byte> piece) {
+  StepRows rows;
+  int64_t packed = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const Tensor& tensor = tensors_[i];
+    const std::byte* const end = tensor.from.data() + tensor.from.size();
+    if (piece.data() >= end || piece.data() + piece.size() <= tensor.from.data()) continue;
+    const int64_t begin = std::max<int64_t>(0, piece.data() - tensor.from.data());
+    // The step that holds the byte behind the piece ends elsewhere.
+    const int64_t stop = piece.data() + piece.size() >= end
+                             ? Steps(tensor)
+                             : StepAt(tensor, piece.data() + piece.size() - tensor.from.data());
+    for (int64_t step = StepAt(tensor, begin); step < stop; ++step, ++packed) {
+      if (PackStep(tensor, step, rows)) continue;
+      const int64_t head = step / (int64_t{tensor.segments} * blocking_.head_steps);
+      const int64_t bad = static_cast<int64_t>(i) * blocking_.target_heads + head;
+      int64_t seen = first_bad_.load();
+      while (bad < seen && !first_bad_.compare_exchange_weak(seen, bad)) {
+      }
+    }
+  }
+  _mm_sfence();
+  packed_ += packed;
+}
+
+void Packer::PackAll(base::WorkerPool& workers) {
+  const int64_t heads = blocking_.target_heads;
+  workers.ParallelFor(static_cast<int64_t>(tensors_.size()) * heads, [&](int64_t unit) {
+    const std::span<const std::byte> all = tensors_[unit / heads].from;
+    const size_t bytes = all.size() / heads;
+    PackStepsEndingIn(all.subspan(unit % heads * bytes, bytes));
+  });
+}
+
+bool Packer::PackStep(const Tensor& tensor, int64_t step, StepRows& padded) const {
+  const int64_t head_steps = int64_t{tensor.segments} * blocking_.head_steps;
+  const int64_t head = step / head_steps;
+  const int32_t first = static_cast<int32_t>(step % blocking_.head_steps) * kBlock;
+  const int32_t rows = std::min(kBlock, source_dim_ - first);
+  const std::byte* from =
+      tensor.from.data() + (step / blocking_.head_steps * source_dim_ + first) * row_bytes(tensor);
+  std::byte* out = tensor.to + (head * blocking_.head_columns * head_steps + step % head_steps) *
+                                   blocking_.step_bytes();
+  const int64_t column_bytes = head_steps * blocking_.step_bytes();
+  const bool bf16 = blocking_.element_bytes == 2;
+  size_t stride = row_bytes(tensor);
+  // What is interleaved is looked at there.
+  bool finite = tensor.dtype == DType::kBf16 || AllFinite(from, size_t(rows) * head_dim_);
+  if (!bf16 || tensor.dtype != DType::kBf16 || head_dim_ % kBlock != 0 || rows < kBlock) {
+    padded.Fill(tensor.dtype, bf16 ? DType::kBf16 : DType::kF32, from, rows, head_dim_,
+                blocking_.padded_dim());
+    from = padded.data();
+    stride = padded.stride();
+    finite = finite && (bf16 || AllFinite(from, size_t(rows) * blocking_.padded_dim()));
+  }
+  __m128i largest = _mm_setzero_si128();
+  for (int32_t column = 0; column < blocking_.head_columns; ++column) {
+    const std::byte* block = from + column * kBlock * blocking_.element_bytes;
+    if (bf16) {
+      largest = InterleaveStep(block, stride, out + column * column_bytes, largest);
+    } else {
+      CopyStep(block, stride, out + column * column_bytes);
+    }
+  }
+  return finite && Finite(largest);
+}
+
+std::optional<Packer::Place> Packer::first_non_finite() const {
+  if (first_bad_ == INT64_MAX) return std::nullopt;
+  return Place{first_bad_ / blocking_.target_heads,
+               static_cast<int32_t>(first_bad_ % blocking_.target_heads)};
+}
+
+}  // namespace kvbridge::device::cpu
