@@ -5,27 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
+from kvbridge import __version__
 from kvbridge.capture_errors import NO_ROOM, CaptureError
 from kvbridge.capture_folder import CaptureFolder, room
 from kvbridge.capture_models import (
     Dtype,
     ModelFolder,
     Naming,
-    Reader,
-    Reading,
     compute_dtype,
     free_memory,
     inspect_folder,
     same_tokenizer,
 )
+from kvbridge.capture_run import CaptureRun, Progress, Readers
 from kvbridge.capture_text import (
     Passage,
     TextSource,
@@ -35,10 +33,9 @@ from kvbridge.capture_text import (
     read_token_file,
     text_digests,
 )
-from kvbridge import __version__
 from kvbridge.digests import file_sha256
 from kvbridge.extra import torch, transformers
-from kvbridge.shards import Half, KeyForm, Shard, spec_json
+from kvbridge.shards import KeyForm, spec_json
 
 _HEADER = 8 << 10  # of a shard, at most, without the two specs
 _WIDTH = {"bf16": 2, "f16": 2, "f32": 4}
@@ -82,15 +79,6 @@ class CapturePlan:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """One per sequence that a model, or both of them, has read."""
-
-    step: str  # "both models", or "source" and then "target"
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
 class CaptureSummary:
     """What is there in the end."""
 
@@ -120,7 +108,7 @@ class Capture:
     @property
     def plan(self) -> CapturePlan:
         """Sizes of the whole, whatever is there already."""
-        rows = [len(self._rows(passage)) for passage in self.passages]
+        rows = [len(self.rows(passage)) for passage in self.passages]
         width = _WIDTH[self.settings.element]
         row = width * sum(_row_elements(folder) for folder in (self.source, self.target))
         header = _HEADER + sum(len(spec_json(f.spec)) for f in (self.source, self.target))
@@ -134,7 +122,8 @@ class Capture:
         return CapturePlan(
             sequences=len(rows),
             rows=sum(rows),
-            bytes=sum(rows) * (row + 16) + len(rows) * header,
+            # One half of the source's waits beside its shard.
+            bytes=(sum(rows) + max(rows)) * (row + 16) + len(rows) * header,
             source_memory=self._memory(self.source),
             target_memory=self._memory(self.target),
         )
@@ -152,105 +141,50 @@ class Capture:
         disk: bytes that the shards may take, default what is free. memory: bytes for models, default what is
         free; both models are loaded when they fit together, otherwise one after the other.
         """
-        together = self._fit_together(memory)
+        readers = self.readers(memory)
+        try:
+            return self.fill(out, readers, disk=disk, progress=progress)
+        finally:
+            readers.close()
+
+    def readers(self, memory: int | None = None) -> Readers:
+        """The models, not yet loaded: `fill` does that when it needs them."""
+        plan = self.plan
+        free = free_memory(self.settings.device) if memory is None else memory
+        larger = max(plan.source_memory, plan.target_memory)
+        if larger > free:
+            raise CaptureError(
+                f"memory: expected about {larger:,} bytes for the larger model and its cache of a batch, "
+                f"there are {free:,}; try a smaller --batch or --dtype bf16",
+                NO_ROOM,
+            )
+        return Readers(self, together=plan.source_memory + plan.target_memory <= free)
+
+    def fill(
+        self,
+        out: Path,
+        readers: Readers,
+        *,
+        disk: int | None = None,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> CaptureSummary:
+        """`run` with models that may be loaded already, and stay loaded."""
         self._check_disk(out, disk)
         with CaptureFolder(out, self.provenance, self.passages) as folder:
             missing = set(folder.missing())
-            if missing and together:
-                self._both(folder, missing, progress)
-            elif missing:
-                self._one_by_one(folder, missing, progress)
+            CaptureRun(self, readers, folder, progress).fill(missing)
             folder.finish()
             plan = self.plan
             return CaptureSummary(out, plan.sequences, len(missing), plan.rows, folder.bytes())
 
-    def _both(
-        self, folder: CaptureFolder, missing: set[int], progress: Callable[[Progress], None]
-    ) -> None:
-        source, target = self._reader("source"), self._reader("target")
-        done = 0
-        for batch in self._batches(missing):
-            halves = zip(batch, self._read(source, batch), self._read(target, batch))
-            for index, ours, theirs in halves:
-                if index in missing:
-                    self._put(folder, index, ours.half, theirs)
-                    done += 1
-                    progress(Progress("both models", done, len(missing)))
+    def part(self, begin: int, end: int) -> Capture:
+        """Some of the sequences, for a folder of their own."""
+        part = copy.copy(self)
+        part.passages = self.passages[begin:end]
+        return part
 
-    def _one_by_one(
-        self, folder: CaptureFolder, missing: set[int], progress: Callable[[Progress], None]
-    ) -> None:
-        """The source's halves wait in files until the target has read the same tokens."""
-        wanted = {index for index in missing if not folder.has_half(index)}
-        reader = self._reader("source")
-        done = 0
-        for batch in self._batches(wanted):
-            for index, ours in zip(batch, self._read(reader, batch)):
-                if index in wanted:
-                    folder.put_half(index, ours.half)
-                    done += 1
-                    progress(Progress("source", done, len(wanted)))
-        reader.close()
-        reader = self._reader("target")
-        done = 0
-        for batch in self._batches(missing):
-            for index, theirs in zip(batch, self._read(reader, batch)):
-                if index in missing:
-                    self._put(folder, index, folder.half(index), theirs)
-                    folder.drop_half(index)
-                    done += 1
-                    progress(Progress("target", done, len(missing)))
-
-    def _reader(self, role: str) -> Reader:
-        settings = self.settings
-        folder = self.source if role == "source" else self.target
-        watched = role == "target" and (settings.row_weights or settings.queries)
-        return Reader(
-            role,
-            folder,
-            compute_dtype(settings.dtype, folder, settings.device),
-            settings.device,
-            settings.query_positions if watched else 0,
-        )
-
-    def _read(self, reader: Reader, batch: Sequence[int]) -> list[Reading]:
-        ids = np.stack([self.passages[index].token_ids for index in batch])
-        rows = self._rows(self.passages[batch[0]])
-        return reader.read(ids, rows, self.settings.keys, self.settings.element)
-
-    def _put(self, folder: CaptureFolder, index: int, source: Half, target: Reading) -> None:
-        passage, settings = self.passages[index], self.settings
-        rows = np.array(self._rows(passage), np.int64)
-        seen = target.attention
-        weights = seen if settings.row_weights else None
-        shard = Shard(
-            sequence_id=passage.sequence_id,
-            domain=passage.domain,
-            key_form=settings.keys,
-            source_spec=self.source.spec,
-            target_spec=self.target.spec,
-            source=source,
-            target=target.half,
-            positions=rows,
-            token_ids=passage.token_ids[rows],
-            key_weight=weights.key_weight if weights else None,
-            value_weight=weights.value_weight if weights else None,
-            provenance=self.provenance,
-        )
-        folder.put(index, shard, seen if settings.queries else None)
-
-    def _batches(self, wanted: set[int]) -> Iterator[list[int]]:
-        """Batches with a wanted sequence in them, whole: what a model computes of a sequence may depend, in its
-        last bits, on what else is in the batch, and a capture that goes on must give the same bytes."""
-        lengths = [len(passage.token_ids) for passage in self.passages]
-        for _, run in groupby(range(len(lengths)), key=lambda index: lengths[index]):
-            same = list(run)
-            for begin in range(0, len(same), self.settings.batch):
-                batch = same[begin : begin + self.settings.batch]
-                if wanted.intersection(batch):
-                    yield batch
-
-    def _rows(self, passage: Passage) -> range:
+    def rows(self, passage: Passage) -> range:
+        """Positions of the tokens that are kept."""
         return range(self.settings.offset, len(passage.token_ids), self.settings.stride)
 
     def _passages(self) -> list[Passage]:
@@ -277,18 +211,6 @@ class Capture:
         short = min(len(passage.token_ids) for passage in self.passages)
         if self.settings.offset >= short:
             raise CaptureError(f"offset: expected less than the shortest sequence, {short} tokens")
-
-    def _fit_together(self, memory: int | None) -> bool:
-        plan = self.plan
-        free = free_memory(self.settings.device) if memory is None else memory
-        larger = max(plan.source_memory, plan.target_memory)
-        if larger > free:
-            raise CaptureError(
-                f"memory: expected about {larger:,} bytes for the larger model and its cache of a batch, "
-                f"there are {free:,}; try a smaller --batch or --dtype bf16",
-                NO_ROOM,
-            )
-        return plan.source_memory + plan.target_memory <= free
 
     def _check_disk(self, out: Path, disk: int | None) -> None:
         """The plan's bytes are an upper bound, so what is checked here holds to the end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,8 @@ from kvbridge.capture_errors import INTERRUPTED, CaptureError
 from kvbridge.capture_text import parse_text_source
 
 if TYPE_CHECKING:
-    from kvbridge.capture import CapturePlan, Progress
+    from kvbridge.capture import Capture, CapturePlan
+    from kvbridge.capture_run import Progress
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -81,6 +83,10 @@ def parser() -> argparse.ArgumentParser:
     add("--disk", type=size, metavar="SIZE", help="most that the shards may take; default: what is free")
     add("--memory", type=size, metavar="SIZE",
         help="for models; they are loaded one after the other if both don't fit; default: what is free")  # fmt: skip
+    add("--no-store", action="store_true",
+        help="accumulate a few shards at a time (--disk, default 1GB) and keep only DIR/moments.safetensors")  # fmt: skip
+    add("--kvbridge", default="kvbridge", metavar="PROGRAM", help="that --no-store calls")
+    add("--accumulate", default="", metavar="OPTIONS", help="of kvbridge fit accumulate, for --no-store")
     add("--dry-run", action="store_true", help="say what it would take, and stop")
     add("--format", choices=("table", "json"), default="table", help="of stdout")
     add("-q", "--quiet", action="store_true", help="no progress")
@@ -147,8 +153,28 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _print(args.format, vars(capture.plan))
         return 0
+    if args.no_store:
+        return _stream(args, capture, say)
     summary = capture.run(args.out, disk=args.disk, memory=args.memory, progress=say.progress)
     _print(args.format, {**vars(summary), "folder": str(summary.folder)})
+    return 0
+
+
+def _stream(args: argparse.Namespace, capture: Capture, say: Teller) -> int:
+    from kvbridge.capture_stream import Accumulator, stream
+
+    if args.queries:
+        raise CaptureError("queries: expected none with --no-store, which keeps no files of sequences", 2)
+    moments = stream(
+        capture,
+        args.out,
+        Accumulator(args.kvbridge, shlex.split(args.accumulate)),
+        disk=args.disk or 10**9,
+        memory=args.memory,
+        progress=say.progress,
+    )
+    plan = capture.plan
+    _print(args.format, {"moments": str(moments), "sequences": plan.sequences, "rows": plan.rows})
     return 0
 
 

@@ -152,7 +152,8 @@ class CaptureFolder:
             settings, shards = before["settings"], before["shards"]
         except (ValueError, KeyError, TypeError):
             raise CaptureError(f"out {record}: not a capture's record; delete the folder") from None
-        if not shards and not any(self.path.glob("*.source")):  # failed before the first
+        begun = shards or any(self.path.glob("*.source")) or any(self.path.glob("moments.*"))
+        if not begun:
             self._save()
             return
         for name, value in self._record["settings"].items():
