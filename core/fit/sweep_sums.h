@@ -1,0 +1,78 @@
+// The sums of one sweep: rows in, centred second moments out.
+//
+// A block of up to kBlockRows rows is centred on its own mean (rounded to FP32), multiplied in FP32
+// and added to FP64 sums with the exact correction for the difference of means (Chan, Golub,
+// LeVeque 1983):  M += B - w r_x r_y + (W w / (W + w)) d_x d_y,  with B the block's products about
+// its rounded mean, w its weight, r what is left of its mean, W the weight so far, and d the
+// difference of the means. Rows of weight other than 1 are scaled by its square root.
+//
+// Thread contract: one thread; the work inside is spread over the pool. OpenBLAS is called from the
+// pool's threads; each call must stay on its own thread: a SingleThreadedBlas lives (dense.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/base/worker_pool.h"
+#include "core/fit/accumulate_plan.h"
+
+namespace kvbridge::fit {
+
+class SweepSums {
+ public:
+  // `sweep` and `columns` outlive it.
+  SweepSums(const Sweep& sweep, const std::vector<ColumnTile>& columns, base::WorkerPool* pool);
+
+  // Where row `r` of the block's columns of sweep.columns[i] go.
+  float* row(int64_t r, size_t i) { return rows_.data() + r * stride_ + offsets_[i]; }
+  int64_t stride() const { return stride_; }
+
+  // A number in the block that is not finite.
+  struct NotFinite {
+    int64_t row = 0;
+    size_t column_tile = 0;  // index into sweep.columns
+    int64_t column = 0;      // in that tile
+  };
+  // Adds the first weights.size() rows and leaves the buffer spent. NotFinite ends the sweep: the
+  // sums are spoilt.
+  std::optional<NotFinite> AddBlock(std::span<const float> weights);
+
+  // Everything summed so far, for checkpoints.
+  std::span<double> state() { return state_; }
+
+  // Results. Vectors of sweep.columns[i], and tile t; `mirrored` completes a tile of the diagonal.
+  std::span<const double> mean(size_t i) const;
+  std::span<const double> sum_of_squares(size_t i) const;
+  std::span<double> tile(size_t t);
+  void MirrorDiagonal();
+
+ private:
+  std::optional<NotFinite> Centre(std::span<const float> weights, int64_t begin, int64_t end);
+  void AddTile(size_t t, int64_t rows, float* scratch);
+  NotFinite Locate(int64_t column, int64_t rows) const;
+
+  double& weight() { return state_[0]; }
+  double* means() { return state_.data() + 1; }
+  double* squared_sums() { return means() + width_; }
+
+  const Sweep& sweep_;
+  const std::vector<ColumnTile>& columns_;
+  base::WorkerPool* const pool_;
+  int64_t width_ = 0;                 // columns in the buffer
+  int64_t stride_ = 0;                // of its rows, in floats
+  std::vector<int64_t> offsets_;      // of each column tile in a row
+  std::vector<size_t> index_of_;      // column tile -> its place in sweep.columns
+  std::vector<size_t> tile_offsets_;  // in state_
+  size_t largest_tile_ = 0;           // numbers
+  std::vector<float> rows_;           // [kBlockRows, stride_]
+  // Of the block, [width_]: its mean less the mean so far, and less its mean rounded to FP32.
+  std::vector<double> deltas_;
+  std::vector<double> residuals_;
+  double block_weight_ = 0;
+  double correction_ = 0;      // W w / (W + w)
+  std::vector<double> state_;  // weight, means, sums of squares, tiles
+};
+
+}  // namespace kvbridge::fit
