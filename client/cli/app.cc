@@ -13,6 +13,7 @@
 
 #include "CLI/CLI.hpp"
 #include "client/cli/commands.h"
+#include "client/cli/fit_flags.h"
 #include "client/cli/suggest.h"
 
 namespace kvbridge::cli {
@@ -24,8 +25,6 @@ constexpr char kFooter[] =
     "fit;\n"
     "130 interrupted. stdout is data, stderr is everything else.";
 
-using Command = std::function<absl::StatusOr<ExitCode>(const Output&)>;
-
 // Everything that flags are read into; commands borrow it.
 struct Flags {
   OutputOptions output;
@@ -36,6 +35,7 @@ struct Flags {
   PlanFlags plan;
   ServerFlags server;
   ConvertFlags convert;
+  FitFlags fit;
   Command command;  // of the subcommand that was named
 };
 
@@ -276,6 +276,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   AddServer(health, s.server)->required();
   health->add_option("--route", s.route, "One route; exit 0 if it serves");
   AddArtifact(app, flags, stop);
+  AddFit(app, flags.fit, stop, [&flags](Command command) { flags.command = std::move(command); });
   AddCommand(app, flags, "version", "Print the version", RunVersion);
 
   try {

@@ -18,13 +18,21 @@ Progress::~Progress() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Progress::Run() const {
+void Progress::Update(std::string what) {
+  const base::MutexLock lock(&mutex_);
+  what_ = std::move(what);
+}
+
+void Progress::Run() {
   const absl::Time started = absl::Now();
   const bool terminal = isatty(STDERR_FILENO) != 0;
   absl::Duration wait = absl::Seconds(2);
   while (!done_.WaitForNotificationWithTimeout(wait)) {
     const auto seconds = static_cast<int>(absl::ToInt64Seconds(absl::Now() - started));
-    std::fprintf(stderr, terminal ? "\r%s: %d s" : "%s: %d s\n", what_.c_str(), seconds);
+    {
+      const base::MutexLock lock(&mutex_);
+      std::fprintf(stderr, terminal ? "\r\x1b[K%s: %d s" : "%s: %d s\n", what_.c_str(), seconds);
+    }
     wait = terminal ? absl::Seconds(1) : absl::Seconds(10);
   }
   if (terminal && absl::Now() - started > absl::Seconds(2)) std::fprintf(stderr, "\r\x1b[K");

@@ -4,7 +4,10 @@
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/synchronization/notification.h"
+
+#include "core/base/mutex.h"
 
 namespace kvbridge::cli {
 
@@ -17,10 +20,14 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
- private:
-  void Run() const;
+  // What is going on now. Any thread.
+  void Update(std::string what);
 
-  const std::string what_;
+ private:
+  void Run();
+
+  base::Mutex mutex_;
+  std::string what_ ABSL_GUARDED_BY(mutex_);
   absl::Notification done_;
   std::thread thread_;  // last: it uses the others
 };

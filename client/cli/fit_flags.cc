@@ -1,0 +1,84 @@
+#include "client/cli/fit_flags.h"
+
+#include <utility>
+
+#include "CLI/CLI.hpp"
+
+namespace kvbridge::cli {
+namespace {
+
+CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help,
+                     const std::function<void(Command)>& choose, Command command) {
+  CLI::App* app = parent->add_subcommand(name, help);
+  app->fallthrough();
+  app->callback([choose, command = std::move(command)] { choose(command); });
+  return app;
+}
+
+void AddAccumulate(CLI::App* fit, AccumulateFlags& f, const std::stop_token& stop,
+                   const std::function<void(Command)>& choose) {
+  CLI::App* app =
+      AddCommand(fit, "accumulate", "Shards to moments, in one pass", choose,
+                 [&f, stop](const Output& output) { return RunFitAccumulate(f, output, stop); });
+  app->add_option("shards", f.shards, "Folder of shards")->required();
+  app->add_option("-o,--out", f.out, "Moments file")->required();
+  app->add_option("--layout", f.layout,
+                  "Which source columns explain which target columns: all heads, the same head, or "
+                  "K and V together")
+      ->check(CLI::IsMember({"full", "head_local", "joint"}))
+      ->capture_default_str();
+  app->add_option("--held-out", f.held_out, "Share of sequences that choose instead of fitting")
+      ->capture_default_str();
+  app->add_option("--seed", f.seed, "Of which are held out")->capture_default_str();
+  app->add_option("--token-stride", f.token_stride, "Every n-th row of the shards")
+      ->capture_default_str();
+  app->add_option("--domain-weight", f.domain_weights,
+                  "DOMAIN=WEIGHT of each row; repeat for others");
+  app->add_option("--shard", f.shard, "I/N: the I-th of N machines takes every N-th sequence")
+      ->capture_default_str();
+  app->add_option("--memory", f.memory_bytes, "Most of this process, such as 8GB; default: no cap")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  app->add_option("--checkpoint-every", f.checkpoint_seconds, "Seconds")->capture_default_str();
+  app->add_flag("--resume", f.resume, "Go on from the checkpoint of an interrupted run");
+  app->add_flag("--overwrite", f.overwrite, "Replace the moments file, or drop a checkpoint");
+  app->add_flag("--dry-run", f.dry_run, "Say what it would take, and stop");
+  app->add_flag("--keys-as-cached", f.keys_as_cached, "Don't un-rotate keys");
+  app->add_option("--source-config", f.configs.source,
+                  "Source model's config.json, for shards of the prototype");
+  app->add_option("--target-config", f.configs.target, "Target model's config.json");
+}
+
+void AddMerge(CLI::App* fit, MergeFlags& f, const std::stop_token& stop,
+              const std::function<void(Command)>& choose) {
+  CLI::App* app =
+      AddCommand(fit, "merge", "Add up moments of disjoint sequences", choose,
+                 [&f, stop](const Output& output) { return RunFitMerge(f, output, stop); });
+  app->add_option("moments", f.inputs, "Moments files")->required();
+  app->add_option("-o,--out", f.out, "Moments file")->required();
+  app->add_flag("--overwrite", f.overwrite, "Replace it");
+}
+
+void AddSolve(CLI::App* fit, SolveFlags& f, const std::stop_token& stop,
+              const std::function<void(Command)>& choose) {
+  CLI::App* app = AddCommand(fit, "solve", "Moments to an artifact", choose,
+                             [&f, stop](const Output& output) { return RunFitSolve(f, output, stop); });
+  app->add_option("--moments", f.moments, "Moments file")->required();
+  app->add_option("-o,--out", f.out, "New artifact folder")->required();
+  app->add_flag("--overwrite", f.overwrite, "Replace an existing folder, atomically");
+  app->add_option("--memory", f.memory_bytes, "Most for weights and workspaces, such as 8GB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  AddSolveOptions(app, f);
+}
+
+}  // namespace
+
+void AddFit(CLI::App& root, FitFlags& flags, const std::stop_token& stop,
+            const std::function<void(Command)>& choose) {
+  CLI::App* fit = root.add_subcommand("fit", "Fit a mapper: from shards to an artifact");
+  fit->fallthrough();
+  AddAccumulate(fit, flags.accumulate, stop, choose);
+  AddMerge(fit, flags.merge, stop, choose);
+  AddSolve(fit, flags.solve, stop, choose);
+}
+
+}  // namespace kvbridge::cli
