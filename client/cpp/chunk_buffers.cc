@@ -6,7 +6,7 @@ namespace kvbridge::client {
 
 ChunkBuffers::Buffer ChunkBuffers::Acquire() {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
       Buffer buffer = std::move(idle_.back());
       idle_.pop_back();
@@ -17,7 +17,7 @@ ChunkBuffers::Buffer ChunkBuffers::Acquire() {
 }
 
 void ChunkBuffers::Release(Buffer buffer) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   if (idle_.size() < max_idle_) idle_.push_back(std::move(buffer));
 }
 

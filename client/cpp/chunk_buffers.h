@@ -6,11 +6,9 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
-
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 namespace kvbridge::client {
 
@@ -29,8 +27,8 @@ class ChunkBuffers {
  private:
   const size_t buffer_bytes_;
   const size_t max_idle_;
-  absl::Mutex mutex_;
-  std::vector<Buffer> idle_ ABSL_GUARDED_BY(mutex_);
+  std::mutex mutex_;  // guards all below
+  std::vector<Buffer> idle_;
 };
 
 }  // namespace kvbridge::client

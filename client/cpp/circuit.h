@@ -4,8 +4,8 @@
 // Thread contract: any thread. Time is passed in.
 #pragma once
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include <mutex>
+
 #include "absl/time/time.h"
 
 namespace kvbridge::client {
@@ -29,10 +29,10 @@ class Circuit {
  private:
   const int threshold_;
   const absl::Duration open_for_;
-  mutable absl::Mutex mutex_;
-  int failures_ ABSL_GUARDED_BY(mutex_) = 0;  // in a row
-  absl::Time open_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  bool probing_ ABSL_GUARDED_BY(mutex_) = false;
+  mutable std::mutex mutex_;  // guards all below
+  int failures_ = 0;          // in a row
+  absl::Time open_until_ = absl::InfinitePast();
+  bool probing_ = false;
 };
 
 }  // namespace kvbridge::client

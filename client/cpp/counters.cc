@@ -7,7 +7,7 @@
 namespace kvbridge::client {
 
 Counters::Counters() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   for (const char* outcome :
        {"applied", "fallback_reprefill", "unsupported", "error", "cancelled"}) {
     counts_.requests[outcome] = 0;
@@ -15,7 +15,7 @@ Counters::Counters() {
 }
 
 void Counters::CountResult(const TransferResult& result) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   ++counts_.requests[std::string(ToRouterStatus(result.outcome))];
   if (result.outcome == v1::OUTCOME_FALLBACK_REPREFILL) ++counts_.fallbacks[result.reason];
   counts_.duration_seconds_sum += absl::ToDoubleSeconds(result.timings.total);
@@ -24,14 +24,14 @@ void Counters::CountResult(const TransferResult& result) {
 }
 
 void Counters::CountOther(absl::string_view outcome, absl::Duration elapsed) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   ++counts_.requests[std::string(outcome)];
   counts_.duration_seconds_sum += absl::ToDoubleSeconds(elapsed);
   ++counts_.duration_seconds_count;
 }
 
 CountersSnapshot Counters::Snapshot() const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return counts_;
 }
 

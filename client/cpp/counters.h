@@ -6,11 +6,10 @@
 
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "client/cpp/circuit.h"
@@ -43,8 +42,8 @@ class Counters {
   CountersSnapshot Snapshot() const;
 
  private:
-  mutable absl::Mutex mutex_;
-  CountersSnapshot counts_ ABSL_GUARDED_BY(mutex_);
+  mutable std::mutex mutex_;  // guards all below
+  CountersSnapshot counts_;
 };
 
 }  // namespace kvbridge::client

@@ -1,11 +1,12 @@
 #include "client/cpp/transfer_call.h"
 
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
 #include "client/cpp/chunk_source.h"
@@ -42,7 +43,8 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
       // Before the call starts: one that was stopped already sends nothing.
       const std::stop_callback cancel(stop, [this] { context_.TryCancel(); });
       StartCall();
-      done_.WaitForNotification();
+      std::unique_lock lock(mutex_);
+      over_.wait(lock, [this] { return done_; });
     }
     report_.bytes_sent = chunks_.has_value() ? chunks_->bytes() : 0;
     if (!answer_.ok()) report_.status = absl::DataLossError(answer_.message());
@@ -77,7 +79,10 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     if (report_.status.ok() && !report_.decision.has_value()) {
       report_.status = absl::DataLossError("the server closed the stream without Completed");
     }
-    done_.Notify();
+    // Under the lock: the waiter destroys this object.
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+    over_.notify_one();
   }
 
   // Opened by the second of: the header is written, the request is accepted.
@@ -159,7 +164,9 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   absl::Status answer_;  // what is wrong with the answer
 
   CallReport report_;  // each field by one side; whole after done_
-  absl::Notification done_;
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool done_ = false;  // guarded by mutex_
 };
 
 }  // namespace

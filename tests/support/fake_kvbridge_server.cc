@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "core/base/mutex.h"
 #include "grpcpp/grpcpp.h"
 #include "kvbridge/v1/admin.grpc.pb.h"
 #include "kvbridge/v1/transfer.grpc.pb.h"
-#include "core/base/mutex.h"
 #include "proto/kvbridge/v1/crc32c.h"
 #include "tests/support/notification.h"
 

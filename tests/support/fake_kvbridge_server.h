@@ -8,8 +8,6 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 
 #include "kvbridge/v1/transfer.pb.h"
 
