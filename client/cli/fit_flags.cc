@@ -60,8 +60,9 @@ void AddMerge(CLI::App* fit, MergeFlags& f, const std::stop_token& stop,
 
 void AddSolve(CLI::App* fit, SolveFlags& f, const std::stop_token& stop,
               const std::function<void(Command)>& choose) {
-  CLI::App* app = AddCommand(fit, "solve", "Moments to an artifact", choose,
-                             [&f, stop](const Output& output) { return RunFitSolve(f, output, stop); });
+  CLI::App* app =
+      AddCommand(fit, "solve", "Moments to an artifact", choose,
+                 [&f, stop](const Output& output) { return RunFitSolve(f, output, stop); });
   app->add_option("--moments", f.moments, "Moments file")->required();
   app->add_option("-o,--out", f.out, "New artifact folder")->required();
   app->add_flag("--overwrite", f.overwrite, "Replace an existing folder, atomically");
