@@ -129,6 +129,18 @@ def test_stripped_bf16_is_the_cache_unrotated_and_rounded_once(captured, tmp_pat
             assert same.mean() > 0.99  # the models computed it twice, the last bits may differ
 
 
+def test_a_model_in_bf16_keeps_its_frequencies(tmp_path):
+    """Rounded with the weights, they would turn keys far into a sequence by more than a degree."""
+    found = {}
+    for dtype in ("f32", "bf16"):
+        one = settings(dtype=dtype, element="f32", stride=1, length=512, sequences=1)
+        Capture(one).run(tmp_path / dtype)
+        (found[dtype],) = shards(tmp_path / dtype)
+    for role in ("source", "target"):
+        exact, rounded = (getattr(found[dtype], role).keys[:, :, 256:] for dtype in ("f32", "bf16"))
+        assert np.linalg.norm(rounded - exact) < 0.01 * np.linalg.norm(exact)
+
+
 def test_row_weights_are_the_formula_written_out(captured):
     for path in sorted(captured.glob("*.safetensors")):
         shard = read_shard(path)

@@ -27,6 +27,8 @@ from kvbridge.v1 import types_pb2
 
 Dtype = Literal["auto", "bf16", "f16", "f32"]
 
+# from_pretrained's argument was renamed in transformers 4.56.
+_DTYPE = "torch_dtype" if transformers.__version__ < "4.56" else "dtype"
 _TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
@@ -148,9 +150,10 @@ class Reader:
         watch = {"attn_implementation": IMPLEMENTATION} if query_positions else {}
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                folder.path, dtype=_TORCH[dtype], local_files_only=True, **watch
+                folder.path, local_files_only=True, **{_DTYPE: _TORCH[dtype]}, **watch
             )
-            self._model = model.to(device=device, dtype=_TORCH[dtype]).eval()
+            # Not `.to(dtype)`: it would round the rotation's frequencies, and with them every key.
+            self._model = model.to(device=device).eval()
         except (OSError, ValueError, RuntimeError) as error:
             raise _failed(f"{role} {folder.path}", error) from None
 
