@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<Accumulator>> Accumulator::Create(const fs::path&
   ShardFolder& folder = result->folder_;
   KVB_ASSIGN_OR_RETURN(folder, OpenShardFolder(shards, options.folder));
   if (!options.strip_rope && folder.keys_stripped) {
-    return absl::FailedPreconditionError("keys as cached: the shards hold stripped keys only");
+    return absl::InvalidArgumentError("keys as cached: the shards hold stripped keys only");
   }
   const int64_t rows = folder.rows(Split::kFit);
   if (options.folder.shard_count == 1 && rows < 2) {

@@ -54,7 +54,7 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::filesystem::path& path,
         absl::StrCat(what, ": expected a ", kFormat, " of schema 1, got something else"));
   }
   if (member("fingerprint") != fingerprint) {
-    return absl::FailedPreconditionError(absl::StrCat(
+    return absl::InvalidArgumentError(absl::StrCat(
         what, ": it belongs to other shards, models or options; overwrite to begin anew"));
   }
   Checkpoint checkpoint{std::string(fingerprint), 0, 0, {}, mapped};

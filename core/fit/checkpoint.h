@@ -25,8 +25,7 @@ struct Checkpoint {
 // Replaces the file atomically. Errors as WriteFileAtomic's.
 absl::Status WriteCheckpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
 
-// FAILED_PRECONDITION when it has another fingerprint: other shards or options. INVALID_ARGUMENT
-// when malformed.
+// INVALID_ARGUMENT when malformed, or when it has another fingerprint: other shards or options.
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::filesystem::path& path,
                                           absl::string_view fingerprint);
 

@@ -32,8 +32,8 @@ absl::Status CheckAlike(const Input& first, const Input& other) {
   const MomentsHeader& b = other.file.header;
   const auto differ = [&](absl::string_view what, absl::string_view expected,
                           absl::string_view got) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        other.name, ": ", what, ": expected ", expected, " as in ", first.name, ", got ", got));
+    return absl::InvalidArgumentError(absl::StrCat(other.name, ": ", what, ": expected ", expected,
+                                                   " as in ", first.name, ", got ", got));
   };
   if (a.layout != b.layout) return differ("layout", Name(a.layout), Name(b.layout));
   const auto keys = [](const MomentsHeader& h) { return h.strip_rope ? "stripped" : "roped"; };

@@ -16,8 +16,9 @@ struct MergeOptions {
 // Adds the moments in `inputs` up (Chan, Golub, LeVeque 1983), rows of one split with rows of the
 // same. The order of `inputs` makes no difference to a bit; merging merged files agrees to FP64
 // rounding. Inputs are mapped and the result is written a few rows at a time.
-//   FAILED_PRECONDITION  another model, layout or kind of keys than in the first, named
-//   INVALID_ARGUMENT     a malformed file, or a sequence in two of them, named
+//   FAILED_PRECONDITION  another model than in the first, named
+//   INVALID_ARGUMENT     a malformed file, another layout or kind of keys, or a sequence in two of
+//                        them, named
 //   ALREADY_EXISTS       `out`, without overwrite
 //   CANCELLED            stopped; nothing is left
 absl::Status MergeMoments(const std::vector<std::filesystem::path>& inputs,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <limits>
 #include <set>
 
@@ -174,13 +175,73 @@ TEST_F(AccumulateTest, LargeMeansDoNotCancel) {
   }
 }
 
-TEST_F(AccumulateTest, BytesDependOnNeitherThreadsNorMemoryNorFileNames) {
+TEST_F(AccumulateTest, BytesDependOnNeitherThreadsNorFileNames) {
   WriteShards(shards(), 5, 700);
   ASSERT_TRUE(Run({}).ok());
   pool_ = *base::WorkerPool::Create({.threads = 1});
   fs::rename(shards() / "s00.safetensors", shards() / "zz.safetensors");
   ASSERT_TRUE(Run({}, "one thread").ok());
   EXPECT_EQ(Slurp(dir_ / "out"), Slurp(dir_ / "one thread"));
+}
+
+// 640 source and 1,120 target columns: two and three column tiles.
+SpecPair DeepPair() {
+  SpecPair specs = SmallPair();
+  specs.source.geometry.layers = 40;
+  specs.target.geometry.layers = 70;
+  return specs;
+}
+
+TEST_F(AccumulateTest, ACapOnMemoryCostsPassesAndChangesNoBit) {
+  fs::create_directories(shards());
+  for (const std::string id : {"a", "b", "c"}) {
+    MakeShard({.sequence_id = id, .specs = DeepPair(), .rows = 30, .seed = uint32_t(id[0])})
+        .Write(shards() / (id + ".safetensors"));
+  }
+  ASSERT_TRUE(Run({}).ok());
+  const ShardFolder folder = *OpenShardFolder(shards(), {});
+  const AccumulatePlan free = *PlanAccumulate(folder, Layout::kFull, {.threads = 1});
+  EXPECT_EQ(free.passes, 1);
+  EXPECT_EQ(free.sweeps.size(), 2u);
+  double passes = 1;
+  for (const int percent : {90, 70, 60}) {
+    SCOPED_TRACE(percent);
+    const PlanLimits limits{.memory_bytes = free.peak_bytes * percent / 100, .threads = 1};
+    const auto plan = PlanAccumulate(folder, Layout::kFull, limits);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_LE(plan->peak_bytes, limits.memory_bytes);
+    EXPECT_GT(plan->passes, passes);
+    passes = plan->passes;
+
+    // What the process holds already comes on top.
+    auto job = Accumulator::Create(shards(), dir_ / "capped", {.overwrite = true}, pool_.get());
+    ASSERT_TRUE(job.ok());
+    const uint64_t cap = (*job)->plan().peak_bytes - free.peak_bytes * (100 - percent) / 100;
+    ASSERT_TRUE(Run({.memory_bytes = cap, .overwrite = true}, "capped").ok());
+    EXPECT_EQ(Slurp(dir_ / "capped"), Slurp(dir_ / "out"));
+  }
+  const auto least = PlanAccumulate(folder, Layout::kFull, {.memory_bytes = 1, .threads = 1});
+  EXPECT_EQ(least.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(least.status().message()), HasSubstr("expected at least"));
+}
+
+// Every file larger than the limit fails, as on a full disk.
+TEST_F(AccumulateTest, AFullDiskIsSaidBeforeAnythingIsReadAndLeavesNothing) {
+  WriteShards(shards(), 3, 30);
+  auto job = Accumulator::Create(shards(), dir_ / "out", {}, pool_.get());
+  ASSERT_TRUE(job.ok()) << job.status();
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{4096, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  int blocks = 0;
+  const absl::Status status = (*job)->Run({}, [&](auto&) { ++blocks; });
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status;
+  EXPECT_EQ(blocks, 0);
+  EXPECT_THAT(Files(), UnorderedElementsAre("shards"));
 }
 
 // Stops at every block in turn; the rest of the run goes on in a new process's place.
@@ -217,9 +278,9 @@ TEST_F(AccumulateTest, ACheckpointOfOtherShardsOrOptionsIsRefused) {
             StatusCode::kCancelled);
   AccumulateOptions other{.resume = true};
   other.folder.seed = 7;
-  EXPECT_EQ(Run(other).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Run(other).code(), StatusCode::kInvalidArgument);
   fs::remove(shards() / "s03.safetensors");
-  EXPECT_EQ(Run({.resume = true}).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Run({.resume = true}).code(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(fs::exists(dir_ / "out.checkpoint"));
 }
 

@@ -162,10 +162,10 @@ TEST_F(MergeTest, RefusesOtherModelsLayoutsAndKeys) {
   WriteShards(dir_ / "shards", 4, 20);
   const fs::path first = Part(0, 2);
   absl::Status status = Merge({first, Part(1, 2, {.layout = Layout::kJoint})}, "out");
-  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "shards.1of2: layout: expected full as in shards.0of2, got joint");
   status = Merge({first, Part(1, 2, {.strip_rope = false})}, "out");
-  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "shards.1of2: keys: expected stripped as in shards.0of2, got roped");
   TestShard other{.sequence_id = "x"};
   other.specs.target.identity.revision = "9999999";
