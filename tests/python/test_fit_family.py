@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from kvbridge import CacheFile, evaluate, read_cache, write_cache  # noqa: E402
+from kvbridge.arrays import bf16_to_float32  # noqa: E402
 from kvbridge.capture import Capture, CaptureSettings  # noqa: E402
 from kvbridge.capture_stream import Accumulator, stream  # noqa: E402
 from kvbridge.capture_text import TextSource  # noqa: E402
@@ -60,6 +61,19 @@ def moments(shards, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("moments") / "all.moments"
     run("fit", "accumulate", shards, "-o", out)
     return out
+
+
+@pytest.fixture(scope="module")
+def artifact(moments, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("artifact") / "small-to-large"
+    run("fit", "solve", "--moments", moments, "-o", out, "--target-model", FAMILY / "large")
+    return out
+
+
+@pytest.fixture(scope="module")
+def models():
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    return {name: read(FAMILY / name).float().eval() for name in ("small", "large")}
 
 
 def whole(path) -> dict[str, np.ndarray]:
@@ -106,3 +120,40 @@ def test_streamed_moments_are_those_of_kept_shards(moments, tmp_path):
     for name, found in whole(streamed).items():
         scale = np.abs(expected[name]).max()
         np.testing.assert_allclose(found, expected[name], atol=1e-5 * scale, err_msg=name)
+
+
+def through_the_command(cache: DynamicCache, tokens: int, shard, artifact: Path, folder: Path) -> DynamicCache:
+    """`kvbridge transfer` of a cache's first tokens, file to file."""
+    spec = types_pb2.ModelSpec()
+    spec.CopyFrom(shard.source_spec)
+    spec.geometry.element_type = types_pb2.ELEMENT_TYPE_F32
+    keys, values = (np.stack(part) for part in cache_arrays(cut(cache, tokens)))
+    write_cache(folder / "in", CacheFile(spec, keys, values, np.arange(tokens, dtype=np.int64)))
+    sides = ["--in", folder / "in", "--out", folder / "out", "--prompt-tokens", tokens + 1]
+    answer = run("transfer", "--artifact", artifact, "--allow-unproven", *sides)
+    assert answer["outcome"] == "applied", answer
+    mapped, out = read_cache(folder / "out"), DynamicCache()
+    for layer, pair in enumerate(zip(mapped.keys, mapped.values)):
+        out.update(*(torch.from_numpy(bf16_to_float32(part))[None] for part in pair), layer)
+    return out
+
+
+def test_a_fitted_map_is_worth_more_than_no_prefix(shards, artifact, models, tmp_path):
+    """On text that neither the fit nor the models have seen."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FAMILY / "small")
+    shard = read_shard(shards / "seq_00000.safetensors")
+    tokens = evaluate.PROMPT - 1
+    scores = evaluate.evaluate(
+        models["small"],
+        models["large"],
+        evaluate.windows(tokenizer, (KJV / "eval_kjv.txt").read_text(), 6),
+        {
+            "mapped": lambda cache, _: through_the_command(cache, tokens, shard, artifact, tmp_path),
+            "pasted": lambda cache, _: evaluate.raw_paste(cache, 8),
+            "no prefix": lambda cache, _: 1,
+        },
+    )
+    gap = {name: scores.gap_recovered(name) for name in scores.variants}
+    kl = {name: scores.variants[name].means()["kl"] for name in scores.variants}
+    assert gap["mapped"] > gap["no prefix"] + 0.05 and gap["mapped"] > gap["pasted"] + 0.05
+    assert kl["mapped"] < 0.8 * kl["no prefix"] < kl["pasted"]
