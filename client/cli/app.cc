@@ -36,6 +36,10 @@ struct Flags {
   ServerFlags server;
   ConvertFlags convert;
   FitFlags fit;
+  ValidateFlags validate;
+  ScoreFlags score;
+  RandomMapFlags random_map;
+  ReportFlags report;
   Command command;  // of the subcommand that was named
 };
 
@@ -192,6 +196,47 @@ void AddArtifact(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   AddServer(list, s.server)->required();
 }
 
+void AddValidate(CLI::App& root, Flags& flags, const std::stop_token& stop) {
+  ValidateFlags& f = flags.validate;
+  const Command judge = [&f, stop](const Output& output) { return RunValidate(f, output, stop); };
+  CLI::App* app =
+      AddCommand(root, flags, "validate", "Judge an artifact by a run of measurements", judge);
+  // A parent's callback comes after its subcommand's.
+  app->callback([&flags, app, judge] {
+    if (app->get_subcommands().empty()) flags.command = judge;
+  });
+  app->add_option("run", f.run, "Folder of a kvbridge-evaluate run");
+  app->add_option("--artifact", f.artifact, "Artifact folder: the verdict is written into it");
+  app->add_option("--gate", f.gate, "Gate file, written before the run");
+  app->add_flag("--dry-run", f.dry_run, "Judge only, leave the artifact as it is");
+
+  ScoreFlags& s = flags.score;
+  CLI::App* score = AddCommand(*app, flags, "score", "Score one sequence's logits file",
+                               [&s](const Output& output) { return RunValidateScore(s, output); });
+  score->add_option("file", s.file, "Logits file (safetensors)")->required();
+  RandomMapFlags& r = flags.random_map;
+  CLI::App* random = AddCommand(
+      *app, flags, "random-map", "Write the control artifact: random, of the same norms",
+      [&r, stop](const Output& output) { return RunValidateRandomMap(r, output, stop); });
+  random->add_option("artifact", r.artifact, "Artifact folder")->required();
+  random->add_option("out", r.out, "New artifact folder")->required();
+  random->add_option("--seed", r.seed, "Of the signs")->capture_default_str();
+  app->parse_complete_callback([&f, app] {
+    if (!app->get_subcommands().empty()) return;
+    if (f.run.empty()) throw CLI::RequiredError("run");
+    if (f.artifact.empty()) throw CLI::RequiredError("--artifact");
+    if (f.gate.empty()) throw CLI::RequiredError("--gate");
+  });
+}
+
+void AddReport(CLI::App& root, Flags& flags) {
+  ReportFlags& f = flags.report;
+  CLI::App* app = AddCommand(root, flags, "report", "One page about artifacts, as HTML",
+                             [&f](const Output& output) { return RunReport(f, output); });
+  app->add_option("artifacts", f.artifacts, "Artifact folders, compared side by side")->required();
+  app->add_option("-o,--out", f.out, "Page to write")->required();
+}
+
 void AddGlobals(CLI::App& app, Flags& flags) {
   app.add_option("--format", flags.format, "Of the data on stdout")
       ->check(CLI::IsMember({"table", "json"}))
@@ -277,6 +322,8 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   health->add_option("--route", s.route, "One route; exit 0 if it serves");
   AddArtifact(app, flags, stop);
   AddFit(app, flags.fit, stop, [&flags](Command command) { flags.command = std::move(command); });
+  AddValidate(app, flags, stop);
+  AddReport(app, flags);
   AddCommand(app, flags, "version", "Print the version", RunVersion);
 
   try {

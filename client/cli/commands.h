@@ -7,6 +7,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -81,6 +82,34 @@ struct ConvertFlags {
 };
 absl::StatusOr<ExitCode> RunArtifactConvert(const ConvertFlags& flags, const Output& output,
                                             const std::stop_token& stop);
+
+struct ValidateFlags {
+  std::string run;
+  std::string artifact;
+  std::string gate;
+  bool dry_run = false;  // judge, and leave the artifact as it is
+};
+absl::StatusOr<ExitCode> RunValidate(const ValidateFlags& flags, const Output& output,
+                                     const std::stop_token& stop);
+
+struct ScoreFlags {
+  std::string file;
+};
+absl::StatusOr<ExitCode> RunValidateScore(const ScoreFlags& flags, const Output& output);
+
+struct RandomMapFlags {
+  std::string artifact;
+  std::string out;
+  uint64_t seed = 0;
+};
+absl::StatusOr<ExitCode> RunValidateRandomMap(const RandomMapFlags& flags, const Output& output,
+                                              const std::stop_token& stop);
+
+struct ReportFlags {
+  std::vector<std::string> artifacts;
+  std::string out;
+};
+absl::StatusOr<ExitCode> RunReport(const ReportFlags& flags, const Output& output);
 
 absl::StatusOr<ExitCode> RunVersion(const Output& output);
 
