@@ -47,7 +47,46 @@ absl::Status ReadDomainWeights(const std::vector<std::string>& words, fit::Folde
   return absl::OkStatus();
 }
 
-absl::StatusOr<fit::AccumulateOptions> OptionsFrom(const AccumulateFlags& flags) {
+std::string PlanLine(const fit::Accumulator& job) {
+  const fit::AccumulatePlan& plan = job.plan();
+  const fit::ShardFolder& folder = job.folder();
+  return absl::StrFormat(
+      "%d sequences, %d rows to fit on, %d held out; %.3g passes over %s in %d sweeps; memory %s",
+      folder.sequences.size(), folder.rows(Split::kFit), folder.rows(Split::kHeldOut), plan.passes,
+      base::HumanBytes(plan.data_bytes), plan.sweeps.size(), base::HumanBytes(plan.peak_bytes));
+}
+
+base::Json Document(const fit::Accumulator& job, const std::string& out) {
+  const fit::AccumulatePlan& plan = job.plan();
+  const fit::ShardFolder& folder = job.folder();
+  return {{"schema", "kvbridge.fit-accumulate/v1"},
+          {"out", out},
+          {"sequences", folder.sequences.size()},
+          {"fit_rows", folder.rows(Split::kFit)},
+          {"held_out_rows", folder.rows(Split::kHeldOut)},
+          {"passes", plan.passes},
+          {"sweeps", plan.sweeps.size()},
+          {"data_bytes", plan.data_bytes},
+          {"peak_bytes", plan.peak_bytes}};
+}
+
+std::string DocumentText(const base::Json& document) {
+  const auto number = [&](const char* name) { return absl::StrCat(document[name].get<int64_t>()); };
+  const auto bytes = [&](const char* name) {
+    return base::HumanBytes(document[name].get<uint64_t>());
+  };
+  return RenderFields({{"moments", document["out"].get<std::string>()},
+                       {"sequences", number("sequences")},
+                       {"fit rows", number("fit_rows")},
+                       {"held-out rows", number("held_out_rows")},
+                       {"passes", absl::StrFormat("%.3g", document["passes"].get<double>())},
+                       {"shards", bytes("data_bytes")},
+                       {"memory", bytes("peak_bytes")}});
+}
+
+}  // namespace
+
+absl::StatusOr<fit::AccumulateOptions> AccumulateOptionsFrom(const AccumulateFlags& flags) {
   fit::AccumulateOptions options;
   options.layout = flags.layout == "joint"        ? fit::Layout::kJoint
                    : flags.layout == "head_local" ? fit::Layout::kHeadLocal
@@ -71,43 +110,9 @@ absl::StatusOr<fit::AccumulateOptions> OptionsFrom(const AccumulateFlags& flags)
   return options;
 }
 
-std::string PlanLine(const fit::Accumulator& job) {
-  const fit::AccumulatePlan& plan = job.plan();
-  const fit::ShardFolder& folder = job.folder();
-  return absl::StrFormat(
-      "%d sequences, %d rows to fit on, %d held out; %.3g passes over %s in %d sweeps; memory %s",
-      folder.sequences.size(), folder.rows(Split::kFit), folder.rows(Split::kHeldOut), plan.passes,
-      base::HumanBytes(plan.data_bytes), plan.sweeps.size(), base::HumanBytes(plan.peak_bytes));
-}
-
-absl::Status EmitPlan(const fit::Accumulator& job, const std::string& out, const Output& output) {
-  const fit::AccumulatePlan& plan = job.plan();
-  const fit::ShardFolder& folder = job.folder();
-  const base::Json document = {{"schema", "kvbridge.fit-accumulate/v1"},
-                               {"out", out},
-                               {"sequences", folder.sequences.size()},
-                               {"fit_rows", folder.rows(Split::kFit)},
-                               {"held_out_rows", folder.rows(Split::kHeldOut)},
-                               {"passes", plan.passes},
-                               {"sweeps", plan.sweeps.size()},
-                               {"data_bytes", plan.data_bytes},
-                               {"peak_bytes", plan.peak_bytes}};
-  return output.Emit(document, [&](bool) {
-    return RenderFields({{"moments", out},
-                         {"sequences", absl::StrCat(folder.sequences.size())},
-                         {"fit rows", absl::StrCat(folder.rows(Split::kFit))},
-                         {"held-out rows", absl::StrCat(folder.rows(Split::kHeldOut))},
-                         {"passes", absl::StrFormat("%.3g", plan.passes)},
-                         {"shards", base::HumanBytes(plan.data_bytes)},
-                         {"memory", base::HumanBytes(plan.peak_bytes)}});
-  });
-}
-
-}  // namespace
-
-absl::StatusOr<ExitCode> RunFitAccumulate(const AccumulateFlags& flags, const Output& output,
-                                          const std::stop_token& stop) {
-  KVB_ASSIGN_OR_RETURN(const fit::AccumulateOptions options, OptionsFrom(flags));
+absl::StatusOr<base::Json> Accumulate(const AccumulateFlags& flags, const Output& output,
+                                      const std::stop_token& stop) {
+  KVB_ASSIGN_OR_RETURN(const fit::AccumulateOptions options, AccumulateOptionsFrom(flags));
   KVB_ASSIGN_OR_RETURN(auto pool, base::WorkerPool::Create({}));
   KVB_ASSIGN_OR_RETURN(auto job,
                        fit::Accumulator::Create(flags.shards, flags.out, options, pool.get()));
@@ -119,7 +124,13 @@ absl::StatusOr<ExitCode> RunFitAccumulate(const AccumulateFlags& flags, const Ou
                                       100.0 * p.rows / p.all_rows));
     }));
   }
-  KVB_RETURN_IF_ERROR(EmitPlan(*job, flags.dry_run ? "" : flags.out, output));
+  return Document(*job, flags.dry_run ? "" : flags.out);
+}
+
+absl::StatusOr<ExitCode> RunFitAccumulate(const AccumulateFlags& flags, const Output& output,
+                                          const std::stop_token& stop) {
+  KVB_ASSIGN_OR_RETURN(const base::Json document, Accumulate(flags, output, stop));
+  KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) { return DocumentText(document); }));
   return ExitCode::kOk;
 }
 

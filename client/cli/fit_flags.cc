@@ -15,6 +15,25 @@ CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help,
   return app;
 }
 
+// What a whole fit takes too.
+void AddShardOptions(CLI::App* app, AccumulateFlags& f) {
+  app->add_option("--held-out", f.held_out, "Share of sequences that choose instead of fitting")
+      ->capture_default_str();
+  app->add_option("--seed", f.seed, "Of which are held out")->capture_default_str();
+  app->add_option("--token-stride", f.token_stride, "Every n-th row of the shards")
+      ->capture_default_str();
+  app->add_option("--domain-weight", f.domain_weights,
+                  "DOMAIN=WEIGHT of each row; repeat for others");
+  app->add_option("--memory", f.memory_bytes, "Most of this process, such as 8GB; default: no cap")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  app->add_option("--checkpoint-every", f.checkpoint_seconds, "Seconds")->capture_default_str();
+  app->add_flag("--resume", f.resume, "Go on from the checkpoint of an interrupted run");
+  app->add_flag("--keys-as-cached", f.keys_as_cached, "Don't un-rotate keys");
+  app->add_option("--source-config", f.configs.source,
+                  "Source model's config.json, for shards of the prototype");
+  app->add_option("--target-config", f.configs.target, "Target model's config.json");
+}
+
 void AddAccumulate(CLI::App* fit, AccumulateFlags& f, const std::stop_token& stop,
                    const std::function<void(Command)>& choose) {
   CLI::App* app =
@@ -27,25 +46,11 @@ void AddAccumulate(CLI::App* fit, AccumulateFlags& f, const std::stop_token& sto
                   "K and V together")
       ->check(CLI::IsMember({"full", "head_local", "joint"}))
       ->capture_default_str();
-  app->add_option("--held-out", f.held_out, "Share of sequences that choose instead of fitting")
-      ->capture_default_str();
-  app->add_option("--seed", f.seed, "Of which are held out")->capture_default_str();
-  app->add_option("--token-stride", f.token_stride, "Every n-th row of the shards")
-      ->capture_default_str();
-  app->add_option("--domain-weight", f.domain_weights,
-                  "DOMAIN=WEIGHT of each row; repeat for others");
+  AddShardOptions(app, f);
   app->add_option("--shard", f.shard, "I/N: the I-th of N machines takes every N-th sequence")
       ->capture_default_str();
-  app->add_option("--memory", f.memory_bytes, "Most of this process, such as 8GB; default: no cap")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
-  app->add_option("--checkpoint-every", f.checkpoint_seconds, "Seconds")->capture_default_str();
-  app->add_flag("--resume", f.resume, "Go on from the checkpoint of an interrupted run");
   app->add_flag("--overwrite", f.overwrite, "Replace the moments file, or drop a checkpoint");
   app->add_flag("--dry-run", f.dry_run, "Say what it would take, and stop");
-  app->add_flag("--keys-as-cached", f.keys_as_cached, "Don't un-rotate keys");
-  app->add_option("--source-config", f.configs.source,
-                  "Source model's config.json, for shards of the prototype");
-  app->add_option("--target-config", f.configs.target, "Target model's config.json");
 }
 
 void AddMerge(CLI::App* fit, MergeFlags& f, const std::stop_token& stop,
@@ -71,12 +76,38 @@ void AddSolve(CLI::App* fit, SolveFlags& f, const std::stop_token& stop,
   AddSolveOptions(app, f);
 }
 
+// `fit SHARDS -o DIR`, where no subcommand is named.
+void AddWhole(CLI::App* fit, WholeFitFlags& f, const std::stop_token& stop,
+              const std::function<void(Command)>& choose) {
+  fit->add_option("shards", f.accumulate.shards, "Folder of shards: accumulate and solve");
+  fit->add_option("-o,--out", f.solve.out, "New artifact folder");
+  fit->add_flag("--overwrite", f.solve.overwrite, "Replace an existing folder, atomically");
+  fit->add_option("--keep-moments", f.keep_moments, "File to keep the moments in");
+  AddShardOptions(fit, f.accumulate);
+  AddSolveOptions(fit, f.solve);
+  fit->parse_complete_callback([&f, fit] {
+    const bool whole = fit->get_subcommands().empty();
+    if (whole && f.accumulate.shards.empty()) throw CLI::RequiredError("shards or a subcommand");
+    if (whole && f.solve.out.empty()) throw CLI::RequiredError("--out");
+    if (whole) return;
+    for (const CLI::Option* option : fit->get_options()) {
+      if (option->count() > 0) throw CLI::ExtrasError({option->get_name()});
+    }
+  });
+  // A parent's callback comes after its subcommand's.
+  fit->callback([&f, fit, stop, choose] {
+    if (!fit->get_subcommands().empty()) return;
+    choose([&f, stop](const Output& output) { return RunFit(f, output, stop); });
+  });
+}
+
 }  // namespace
 
 void AddFit(CLI::App& root, FitFlags& flags, const std::stop_token& stop,
             const std::function<void(Command)>& choose) {
   CLI::App* fit = root.add_subcommand("fit", "Fit a mapper: from shards to an artifact");
   fit->fallthrough();
+  AddWhole(fit, flags.whole, stop, choose);
   AddAccumulate(fit, flags.accumulate, stop, choose);
   AddMerge(fit, flags.merge, stop, choose);
   AddSolve(fit, flags.solve, stop, choose);

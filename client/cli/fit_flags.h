@@ -13,6 +13,8 @@
 #include "client/cli/exit_code.h"
 #include "client/cli/fit_solve_flags.h"
 #include "client/cli/output.h"
+#include "core/base/strict_json.h"
+#include "core/fit/accumulate.h"
 
 namespace CLI {
 class App;
@@ -37,6 +39,10 @@ struct AccumulateFlags {
   bool overwrite = false;
   bool dry_run = false;  // say the plan and stop
 };
+absl::StatusOr<fit::AccumulateOptions> AccumulateOptionsFrom(const AccumulateFlags& flags);
+// Makes the moments file; answers what `fit accumulate` emits.
+absl::StatusOr<base::Json> Accumulate(const AccumulateFlags& flags, const Output& output,
+                                      const std::stop_token& stop);
 absl::StatusOr<ExitCode> RunFitAccumulate(const AccumulateFlags& flags, const Output& output,
                                           const std::stop_token& stop);
 
@@ -48,10 +54,20 @@ struct MergeFlags {
 absl::StatusOr<ExitCode> RunFitMerge(const MergeFlags& flags, const Output& output,
                                      const std::stop_token& stop);
 
+// Both in one. The moments lie beside the artifact while it runs, or where they are to be kept.
+struct WholeFitFlags {
+  AccumulateFlags accumulate;
+  SolveFlags solve;
+  std::string keep_moments;
+};
+absl::StatusOr<ExitCode> RunFit(WholeFitFlags flags, const Output& output,
+                                const std::stop_token& stop);
+
 struct FitFlags {
   AccumulateFlags accumulate;
   MergeFlags merge;
   SolveFlags solve;
+  WholeFitFlags whole;
 };
 
 using Command = std::function<absl::StatusOr<ExitCode>(const Output&)>;
