@@ -6,16 +6,21 @@ A map is one matrix W [source columns, target columns] and a bias. Columns are t
 what a recipe chooses, and what its bytes count. One Gram over the columns of both models, per segment of the
 calibration text, gives every ridge map in both directions.
 
-    python bench/fit_experiments.py capture --family FAMILY --cache FOLDER
+    python bench/fit_experiments.py capture --family FAMILY --cache FOLDER     # once: 9 GB
+    python bench/fit_experiments.py run --family FAMILY --cache FOLDER         # what bench/fit_experiments.json lacks
+    python bench/fit_experiments.py distil --family FAMILY --cache FOLDER      # slow: through the target model
+    python bench/fit_experiments.py table                                      # into docs/method.md
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,10 +28,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 WINDOW, PROMPT, SCORED = 512, 384, 128
+LAMBDA = 1e-5  # relative to the mean diagonal: best of 1e-1..1e-5 on held-out error
 TEXTS = ("indomain", "code", "lang", "numeric")
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, DOCUMENT = ROOT / "bench/fit_experiments.json", ROOT / "docs/method.md"
+BEGIN, END = "<!-- fit_experiments: begin -->", "<!-- fit_experiments: end -->"
 # Whole windows of calibration.txt: [begin, end). The last segment is held out of every fit.
-SEGMENTS = {"a": (0, 20), "b": (20, 48), "c": (48, 60), "d": (60, 200), "rest": (200, 1597), "held": (1597, 1661)}
-FIT_ON = {20: "a", 48: "ab", 60: "abc", 200: "abcd", 1597: ["a", "b", "c", "d", "rest"]}
+SEGMENTS = {"a": (0, 20), "b": (20, 48), "c": (48, 60), "d": (60, 200), "rest": (200, 784), "held": (1597, 1661)}
+FIT_ON = {20: "a", 48: "ab", 60: "abc", 200: "abcd"}
 
 
 class Model:
@@ -102,9 +111,10 @@ def tokenizer(family: Path):
     return Tokenizer.from_file(str(family / "large/tokenizer.json"))
 
 
-def text_windows(family: Path, name: str, characters: int | None, count: int) -> torch.Tensor:
+def text_windows(family: Path, name: str, characters: int | None = None, count: int | None = None) -> torch.Tensor:
     ids = tokenizer(family).encode((family / "text" / name).read_text()[:characters], add_special_tokens=False).ids
-    return torch.tensor(ids[: count * WINDOW]).view(-1, WINDOW)
+    whole = torch.tensor(ids[: len(ids) // WINDOW * WINDOW]).view(-1, WINDOW)
+    return whole[:count]
 
 
 @dataclass
@@ -132,7 +142,7 @@ def capture(family: Path, cache: Path, batch: int = 8) -> None:
     """Reads calibration.txt once with both models. Leaves moments.pt (by segment, every second token), and for
     distillation the columns (BF16) and the teacher's logits of the last 128 tokens (FP16)."""
     small, large = Model(family / "small"), Model(family / "large")
-    ids = text_windows(family, "calibration.txt", None, SEGMENTS["held"][1])
+    ids = text_windows(family, "calibration.txt", count=SEGMENTS["held"][1])
     columns = small.columns + large.columns
     rows = _file(cache / "columns.bin", (len(ids), WINDOW, columns), torch.bfloat16)
     logits = {m: _file(cache / f"logits_{m}.bin", (len(ids), SCORED, 4096), torch.float16) for m in ("small", "large")}
@@ -166,11 +176,13 @@ class Pair:
     x: slice
     y: slice
 
-    def block(self, side: str, component: str, layer: int) -> slice:
-        """Columns of one layer within the source's ("x") or the target's ("y")."""
+    def block(self, side: str, component: str, layer: int, head: int | None = None) -> slice:
+        """Columns of one layer, or of one of its heads, within the source's ("x") or the target's ("y")."""
         m = self.source if side == "x" else self.target
         begin = ((component == "v") * m.layers + layer) * m.width
-        return slice(begin, begin + m.width)
+        if head is None:
+            return slice(begin, begin + m.width)
+        return slice(begin + head * m.dim, begin + (head + 1) * m.dim)
 
 
 def pairs(family: Path) -> dict[str, Pair]:
@@ -189,6 +201,12 @@ class Map:
     renorm: bool = True
     scale: torch.Tensor | None = None  # [target columns / dim]: factor of each head, after renormalisation
 
+    @property
+    def own(self) -> bool:
+        """Whether keys come from keys alone and values from values alone."""
+        (_, kv), (vk, _) = (half.chunk(2, 1) for half in self.weight.chunk(2, 0))
+        return not (kv.any() or vk.any())
+
     def bytes(self) -> int:
         return 2 * self.parameters
 
@@ -196,7 +214,12 @@ class Map:
 def mapped(pair: Pair, m: Map, x: torch.Tensor):
     """(keys, values), each [layers][batch, heads, tokens, dim], un-rotated."""
     t = pair.target
-    y = (x @ m.weight + m.bias).unflatten(-1, (2 * t.layers, t.heads, t.dim))
+    if m.own:  # keys feed keys and values feed values: half of the products
+        halves = zip(x.chunk(2, -1), m.weight.chunk(2, 0), strict=True)
+        y = torch.cat([h @ w.chunk(2, 1)[i] for i, (h, w) in enumerate(halves)], -1) + m.bias
+    else:
+        y = x @ m.weight + m.bias
+    y = y.unflatten(-1, (2 * t.layers, t.heads, t.dim))
     if m.renorm:
         k, v = y.split(t.layers, 2)
         g = t.gamma[:, None]
@@ -228,7 +251,7 @@ def passages(pair: Pair, ids: torch.Tensor) -> Passages:
 
 
 @torch.no_grad()
-def score(pair: Pair, m: Map | None, p: Passages, tail: int = 1, first: int = 0, oracle: bool = False) -> dict[str, float]:
+def score(pair: Pair, m: Map | None, p: Passages, tail: int = 1, oracle: bool = False) -> dict[str, float]:
     """The protocol of kvbridge.evaluate: PROMPT - tail tokens mapped. oracle: 384 mapped, 128 fed, NLL of 127."""
     if oracle:
         n, ids, own, labels = PROMPT, p.ids[:, PROMPT:], p.own[:, 1:], p.ids[:, PROMPT + 1 :]
@@ -264,7 +287,7 @@ def ridge(pair: Pair, m: Moments, recipe: dict[tuple[str, int], list[tuple[str, 
     for block, sources in recipe.items():
         rows, cols, w = solve(pair, m, block, sources, lam)
         weight[rows[:, None], cols] = w
-        parameters += (len(rows) + 1) * pair.target.width
+        parameters += (len(rows) + 1) * len(cols)
     bias = m.mean[pair.y] - m.mean[pair.x] @ weight
     return Map(weight.float(), bias.float(), parameters)
 
@@ -303,77 +326,326 @@ def select(pair: Pair, fit: Moments, held: Moments, k: int, features: str, lam: 
     return recipe
 
 
-def greedy(pair: Pair, fit: Moments, held: Moments, budget: int, lam: float, per_target: bool = False, own: bool = False) -> dict:
-    """`budget` source blocks in all, each time to the target block whose held-out R² gains most; per_target: the
-    same number each. own: keys from keys and values from values only."""
+def greedy(pair: Pair, fit: Moments, held: Moments, budget: int, lam: float, per_target: bool = False,
+           own: bool = False, heads: bool = False) -> Iterator[tuple[int, dict]]:
+    """Gives source blocks away, `budget` in all, each to the target block whose held-out R² gains most; yields what
+    is chosen after each. per_target: the same number to every target. own: keys from keys, values from values.
+    heads: blocks are heads of layers, not layers; budget still counts blocks."""
     t, s = pair.target, pair.source
-    targets = [(c, i) for c in "kv" for i in range(t.layers)]
+    units = lambda m, cs: [(c, i, *h) for c in cs for i in range(m.layers) for h in ([(j,) for j in range(m.heads)] if heads else [()])]  # noqa: E731
+    targets = units(t, "kv")
     chosen: dict = {b: [] for b in targets}
     at = dict.fromkeys(targets, 0.0)
-    best: dict = {}
 
     def next_best(b):
-        options = [(f, j) for f in (b[0] if own else "kv") for j in range(s.layers) if (f, j) not in chosen[b]]
+        options = [o for o in units(s, b[0] if own else "kv") if o not in chosen[b]]
         gains = [(block_r2(pair, fit, held, b, chosen[b] + [o], lam), o) for o in options]
         return max(gains, default=(-1.0, None))
 
-    for b in targets:
-        best[b] = next_best(b)
-    for _ in range(budget):
-        open_ = [b for b in targets if not per_target or len(chosen[b]) < budget // len(targets)]
-        b = max(open_, key=lambda b: best[b][0] - at[b])
+    best = {b: next_best(b) for b in targets}
+    for n in range(1, budget + 1):
+        b = max((b for b in targets if not per_target or len(chosen[b]) < budget // len(targets)), key=lambda b: best[b][0] - at[b])
         at[b], option = best[b]
         chosen[b].append(option)
         best[b] = next_best(b)
-    return {b: sorted(v, key=lambda o: ("kv".index(o[0]), o[1])) for b, v in chosen.items()}
+        yield n, {b: sorted(v) for b, v in chosen.items() if v}
 
 
-def distil(pair: Pair, m: Map, cache: Path, windows: torch.Tensor, held: torch.Tensor, steps: int, rate: float,
-           batch: int = 8, log=print) -> Map:
-    """Tunes the blocks of `m` that are not zero, its bias and a key temperature per layer, by the KL between the
-    target's own next-token distributions and those over the mapped prefix, back through the frozen target (BF16
-    products). windows, held: indices into the captured calibration. Keeps the step that is best on `held`."""
-    t = pair.target
-    ids = torch.load(cache / "ids.pt")
-    count = len(ids)
-    columns = _file(cache / "columns.bin", (count, WINDOW, pair.source.columns + t.columns), torch.bfloat16)
-    name = "large" if t.layers == 8 else "small"
-    teacher = _file(cache / f"logits_{name}.bin", (count, SCORED, 4096), torch.float16)
-    mask = (m.weight != 0).float()
-    w, b = m.weight.clone().requires_grad_(), m.bias.clone().requires_grad_()
-    s = torch.zeros(2 * t.layers, 1).requires_grad_()
-    keys = torch.cat([torch.ones(t.layers, 1), torch.zeros(t.layers, 1)])
-    optimiser = torch.optim.Adam([{"params": [w, b], "lr": rate}, {"params": [s], "lr": 5 * rate}], betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: min(1, (i + 1) / 20) * (0.5 + 0.5 * math.cos(math.pi * i / steps)) + 0.01)
+@dataclass
+class Bench:
+    """Everything an experiment takes its map from, for one direction."""
 
-    def current() -> Map:
-        return Map(w, b, m.parameters, m.renorm, (s * keys).exp().expand(-1, t.heads))
+    pair: Pair
+    sums: dict[str, Moments]
 
-    def loss(rows: torch.Tensor) -> torch.Tensor:
+    def first(self, sequences: int) -> Moments:
+        names = FIT_ON[sequences]
+        return functools.reduce(operator.add, (self.sums[n] for n in names))
+
+    @functools.cached_property
+    def all(self) -> Moments:
+        return functools.reduce(operator.add, (m for n, m in self.sums.items() if n != "held"))
+
+    @property
+    def held(self) -> Moments:
+        return self.sums["held"]
+
+    def top(self, k: int, features: str = "own") -> dict:
+        return select(self.pair, self.all, self.held, k, features, LAMBDA)
+
+    def give(self, k: int, **options) -> dict:
+        """greedy() at the bytes of k whole source layers (all heads) per target block."""
+        units = 2 * self.pair.target.layers * k * (4 if options.get("heads") else 1)
+        return list(greedy(self.pair, self.all, self.held, units, LAMBDA, **options))[-1][1]
+
+    def fit(self, recipe: dict, lam: float = LAMBDA, rows: Moments | None = None, **changes) -> Map:
+        return replace(ridge(self.pair, rows or self.all, recipe, lam), **changes)
+
+    def scaled(self, m: Map, keys: float = 1.0, values: float = 1.0) -> Map:
+        """Keys times a factor after renormalisation; values spread about their mean."""
+        t, half = self.pair.target, self.pair.target.columns // 2
+        mean = self.all.mean[self.pair.y][half:].float()
+        weight, bias = m.weight.clone(), m.bias.clone()
+        weight[:, half:] *= values
+        bias[half:] = mean + (bias[half:] - mean) * values
+        scale = torch.ones(2 * t.layers, t.heads)
+        scale[: t.layers] = keys
+        return replace(m, weight=weight, bias=bias, scale=scale)
+
+    def by_r(self, m: Map) -> Map:
+        """Keys of each layer divided by R, the root of their held-out R²: what gives them their length on average."""
+        t = self.pair.target
+        r = r2(self.pair, m, self.held).clamp(0.3).sqrt().float()
+        r[1] = 1
+        return replace(m, scale=(1 / r).view(-1, 1).expand(-1, t.heads))
+
+    def oracle(self, k: int, features: str) -> Map:
+        """As the oracle fitted: 48 sequences and 12 held out choose, 60 fit, lambda 0.01, no renormalisation."""
+        recipe = select(self.pair, self.first(48), self.sums["c"], k, features, 1e-2)
+        return self.fit(recipe, 1e-2, self.first(60), renorm=False)
+
+
+# Name -> the map. All are fitted on all captured rows with LAMBDA, and renormalised, unless they say otherwise.
+EXPERIMENTS = {
+    "k4, 200 sequences, not renormalised (as the papers)": lambda b: b.fit(b.top(4), rows=b.first(200), renorm=False),
+    "k4, 200 sequences": lambda b: b.fit(b.top(4), rows=b.first(200)),
+    "k4": lambda b: b.fit(b.top(4)),
+    "k4, lambda 1e-2": lambda b: b.fit(b.top(4), 1e-2),
+    "k4, not renormalised": lambda b: b.fit(b.top(4), renorm=False),
+    "k4, not renormalised, keys x1/R per layer": lambda b: b.by_r(b.fit(b.top(4), renorm=False)),
+    "k4, keys x0.9": lambda b: b.scaled(b.fit(b.top(4)), keys=0.9),
+    "k4, keys x1.1": lambda b: b.scaled(b.fit(b.top(4)), keys=1.1),
+    "k4, values x0.9": lambda b: b.scaled(b.fit(b.top(4)), values=0.9),
+    "k4, values x1.1": lambda b: b.scaled(b.fit(b.top(4)), values=1.1),
+    "k4 of both components (twice the bytes)": lambda b: b.fit(b.top(4, "joint")),
+    "k2 of both components": lambda b: b.fit(b.top(2, "joint")),
+    "k4, budget over layers, own component": lambda b: b.fit(b.give(4, own=True)),
+    "k4, best blocks of both components": lambda b: b.fit(b.give(4, per_target=True)),
+    "k4, budget over blocks of both components": lambda b: b.fit(b.give(4)),
+    "k4, budget over blocks of both components, values x1.1": lambda b: b.scaled(b.fit(b.give(4)), values=1.1),
+    "k4, budget over blocks of both components, values x1.2": lambda b: b.scaled(b.fit(b.give(4)), values=1.2),
+    "k4, best blocks of both components, values x1.1": lambda b: b.scaled(b.fit(b.give(4, per_target=True)), values=1.1),
+    "k1, budget over blocks of both components, values x1.1": lambda b: b.scaled(b.fit(b.give(1)), values=1.1),
+    "k1, budget over blocks of both components": lambda b: b.fit(b.give(1)),
+    "k1, budget over single heads of both components": lambda b: b.fit(b.give(1, heads=True)),
+    "20 sequences: k4": lambda b: b.fit(b.top(4), rows=b.first(20)),
+    "20 sequences: k4, lambda 1e-3": lambda b: b.fit(b.top(4), 1e-3, b.first(20)),
+    "20 sequences: k4, lambda 1e-2": lambda b: b.fit(b.top(4), 1e-2, b.first(20)),
+    "20 sequences: k1, lambda 1e-3": lambda b: b.fit(b.top(1), 1e-3, b.first(20)),
+}
+TAILED = "k4, budget over blocks of both components, values x1.1"
+TAILS = (5, 17, 33, 65, 129)
+ORACLE = {
+    "oracle's full_kv_k4, refitted (twice the bytes)": lambda b: b.oracle(4, "joint"),
+    **{n: EXPERIMENTS[n] for n in ("k4", "k4, budget over blocks of both components", "k1, budget over blocks of both components",
+                                   "k1, budget over single heads of both components", TAILED)},
+}
+
+
+def whiteners(pair: Pair, m: Moments, recipe: dict, eps: float) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(source columns, target columns, A) of each target block: columns times A are uncorrelated and of unit size
+    (nearly: eps times the mean diagonal is added), so that Adam's steps mean the same in every direction."""
+    out = []
+    for block, sources in recipe.items():
+        rows, cols, _ = solve(pair, m, block, sources, eps)
+        x = pair.x.start + rows
+        a = m.gram[x][:, x] / m.rows
+        a.diagonal().add_(eps * a.diagonal().mean())
+        eye = torch.eye(len(rows), dtype=a.dtype)
+        out.append((rows[:, None], cols, torch.linalg.solve_triangular(torch.linalg.cholesky(a).T, eye, upper=True).float()))
+    return out
+
+
+class BlockAdam(torch.optim.Optimizer):
+    """Adam with one second moment for a whole block, so that what matters little does not move as far as what
+    matters much."""
+
+    def __init__(self, u: torch.Tensor, rate: float):
+        super().__init__([u], {"lr": rate})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for u in group["params"]:
+                s = self.state[u]
+                n = s["n"] = s.get("n", 0) + 1
+                s["m"] = s.get("m", torch.zeros_like(u)).lerp(u.grad, 0.1)
+                s["v"] = s.get("v", 0.0) * 0.98 + 0.02 * float(u.grad.square().mean())
+                u.sub_(s["m"] / (1 - 0.9**n), alpha=group["lr"] / math.sqrt(s["v"] / (1 - 0.98**n)))
+
+
+class Distillation:
+    """Tunes a map, the blocks of its recipe and a key temperature per layer, by the KL between the target's own
+    next-token distributions and those over the mapped prefix, back through the frozen target (BF16 products)."""
+
+    def __init__(self, pair: Pair, m: Map, white: list, cache: Path):
+        t = self.target = pair.target
+        self.pair, self.start, self.white = pair, m, white
+        self.ids = torch.load(cache / "ids.pt")
+        count, name = len(self.ids), "large" if t.layers == 8 else "small"
+        self.columns = _file(cache / "columns.bin", (count, WINDOW, pair.source.columns + t.columns), torch.bfloat16)
+        self.teacher = _file(cache / f"logits_{name}.bin", (count, SCORED, t.w["embed_tokens.weight"].shape[0]), torch.float16)
+        self.w, self.b = m.weight.clone().requires_grad_(), m.bias.clone().requires_grad_()
+        self.u = [torch.linalg.solve(a, m.weight[rows, cols]).requires_grad_() for rows, cols, a in white]
+        self.s = torch.zeros(t.layers, 1).requires_grad_()
+
+    def map(self) -> Map:
+        scale = torch.cat([self.s.exp(), torch.ones_like(self.s)]).expand(-1, self.target.heads)
+        return Map(self.w, self.b, self.start.parameters, self.start.renorm, scale)
+
+    def loss(self, rows: torch.Tensor) -> torch.Tensor:
         n = PROMPT - 1
         with torch.autocast("cpu", torch.bfloat16):
-            k, v = mapped(pair, current(), columns[rows, :n, pair.x])
-            q = t.run(ids[rows, n : WINDOW - 1], (k, v), n, last=SCORED).float().log_softmax(-1)
-        p = teacher[rows].float().log_softmax(-1)
+            k, v = mapped(self.pair, self.map(), self.columns[rows, :n, self.pair.x])
+            q = self.target.run(self.ids[rows, n : WINDOW - 1], (k, v), n, last=SCORED).float().log_softmax(-1)
+        p = self.teacher[rows].float().log_softmax(-1)
         return (p.exp() * (p - q)).sum(-1).mean()
 
-    def held_loss() -> float:
-        with torch.no_grad():
-            return sum(float(loss(rows)) * len(rows) for rows in held.split(batch)) / len(held)
+    @torch.no_grad()
+    def held_loss(self, held: torch.Tensor) -> float:
+        return sum(float(self.loss(rows)) * len(rows) for rows in held.split(8)) / len(held)
 
-    best = (held_loss(), None)
-    log(f"step 0 held {best[0]:.4f}")
-    order = torch.cat([windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(e))] for e in range(steps * batch // len(windows) + 1)])
-    for i in range(steps):
-        value = loss(order[i * batch : (i + 1) * batch])
-        optimiser.zero_grad()
-        value.backward()
-        w.grad.mul_(mask)
-        optimiser.step(), schedule.step()
-        if (i + 1) % 50 == 0 or i + 1 == steps:
-            now = held_loss()
-            log(f"step {i + 1} fit {float(value):.4f} held {now:.4f} scales {[round(float(v), 2) for v in s.exp()[: t.layers]]}")
-            if now < best[0]:
-                c = current()
-                best = (now, Map(w.detach().clone(), b.detach().clone(), m.parameters, m.renorm, c.scale.detach().clone()))
-    return best[1] or m
+    def run(self, windows: torch.Tensor, held: torch.Tensor, steps: int, rate: float, batch: int, every: int, log, keep: Path, mini: bool = True) -> Map:
+        """windows, held: indices into the captured calibration. Returns, and leaves in `keep`, the step that is
+        best on `held`."""
+        blocks = [BlockAdam(u, rate) for u in self.u] if mini else [torch.optim.Adam(self.u, rate, betas=(0.9, 0.98))]
+        adam = torch.optim.Adam([{"params": [self.b], "lr": rate}, {"params": [self.s], "lr": 10 * rate}], betas=(0.9, 0.98))
+        shape = lambda i: min(1, (i + 1) / 10) * (0.5 + 0.5 * math.cos(math.pi * i / steps))  # noqa: E731
+        schedules = [torch.optim.lr_scheduler.LambdaLR(o, shape) for o in (*blocks, adam)]
+        draw = torch.Generator().manual_seed(0)
+        epochs = range(steps * batch // len(windows) + 1)
+        order = torch.cat([windows[torch.randperm(len(windows), generator=draw)] for _ in epochs])
+        best, result = self.held_loss(held), self.start
+        log(f"step 0 held {best:.4f}")
+        for i in range(steps):
+            value = self.loss(order[i * batch : (i + 1) * batch])
+            value.backward()
+            for u, (rows, cols, a) in zip(self.u, self.white, strict=True):
+                u.grad = a.T @ self.w.grad[rows, cols]
+            for o, plan in zip((*blocks, adam), schedules, strict=True):
+                o.step(), plan.step(), o.zero_grad()
+            self.w.grad = None
+            with torch.no_grad():
+                for u, (rows, cols, a) in zip(self.u, self.white, strict=True):
+                    self.w[rows, cols] = a @ u
+            if (i + 1) % every == 0 or i + 1 == steps:
+                now = self.held_loss(held)
+                log(f"step {i + 1} fit {float(value.detach()):.4f} held {now:.4f} key scales {self.s.exp().flatten().tolist()}")
+                if now < best:
+                    c = self.map()
+                    result = Map(*(t.detach().clone() for t in (c.weight, c.bias)), c.parameters, c.renorm, c.scale.detach().clone())
+                    best = now
+                    torch.save(result, keep)
+        return result
+
+
+def oracle_windows(family: Path, text: str) -> torch.Tensor:
+    """The oracle's 20 windows (found by their NLL under the target's own cache; in-domain differs by a few tokens)."""
+    import numpy as np
+
+    all_ = text_windows(family, f"eval_{text}.txt")
+    return all_[np.random.RandomState(1).permutation(len(all_))[:20].tolist()]
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Measures what RESULTS lacks; it is written after each, so a run can be stopped and taken up again."""
+    sums = torch.load(args.cache / "moments.pt", weights_only=False)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for direction, pair in pairs(args.family).items():
+        bench = Bench(pair, sums)
+        work = [(name, make, 1, False) for name, make in EXPERIMENTS.items()]
+        work += [(TAILED, EXPERIMENTS[TAILED], tail, False) for tail in TAILS]
+        work += [(name, make, 0, True) for name, make in ORACLE.items()]
+        texts: dict = {}
+        for name, make, tail, oracle in work:
+            done = results.setdefault(direction, {}).setdefault(name, {})
+            key = _key(args.windows, tail, oracle)
+            if key in done:
+                continue
+            if oracle not in texts:
+                windows = (lambda t: oracle_windows(args.family, t)) if oracle else (
+                    lambda t: text_windows(args.family, f"eval_{t}.txt", 400_000, 20))
+                texts[oracle] = {t: passages(pair, windows(t)[: args.windows]) for t in TEXTS}
+            m = make(bench)
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+                done[key] = {t: score(pair, m, p, tail, oracle=oracle) for t, p in texts[oracle].items()}
+            done[key]["bytes"] = m.bytes()
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            print(direction, name, key, *(f"{done[key][t]['kl']:.4f}" for t in TEXTS), flush=True)
+
+
+DISTILLED = "k4, budget over blocks of both components, distilled end to end"
+
+
+def distil(args: argparse.Namespace) -> None:
+    """Tunes the budget's map of each direction and measures it as DISTILLED."""
+    sums = torch.load(args.cache / "moments.pt", weights_only=False)
+    begin, end = SEGMENTS["held"]
+    for direction, pair in pairs(args.family).items():
+        bench = Bench(pair, sums)
+        recipe = bench.give(4)
+        run = Distillation(pair, bench.scaled(bench.fit(recipe), values=1.1), whiteners(pair, bench.all, recipe, 1e-3), args.cache)
+        keep = args.cache / f"distilled_{pair.source.layers}_{pair.target.layers}.pt"
+        run.run(torch.arange(SEGMENTS["rest"][1]), torch.arange(begin, end, 4), args.steps, 1e-4, 8, 20, lambda line: print(direction, line, flush=True), keep)
+        EXPERIMENTS[DISTILLED] = ORACLE[DISTILLED] = lambda b: torch.load(
+            args.cache / f"distilled_{b.pair.source.layers}_{b.pair.target.layers}.pt", weights_only=False)
+    evaluate(args)
+
+
+def cells(result: dict, gap: bool) -> str:
+    return " | ".join(f"{result[t]['kl']:.3f}, {result[t]['nll']:.3f}" + (f" ({100 * result[t]['gap']:.1f} %)" if gap else "") for t in TEXTS)
+
+
+def table() -> str:
+    """The Markdown between the markers of docs/method.md."""
+    results, out = json.loads(RESULTS.read_text()), []
+    keys = sorted({key for rows in results.values() for r in rows.values() for key in r}, key=_order)
+    for direction, rows in results.items():
+        for key in keys:
+            found = [(n, r[key]) for n, r in rows.items() if key in r]
+            if found:
+                gap = direction == "small->large" and not key.startswith("oracle")
+                out += [f"**{direction}, {key}**", "", "| | MB | in-domain | code | language | numbers |", "|---|---|---|---|---|---|"]
+                out += [f"| {n} | {r['bytes'] / 1e6:.2f} | {cells(r, gap)} |" for n, r in found] + [""]
+    return "\n".join(out)
+
+
+def _key(windows: int, tail: int, oracle: bool) -> str:
+    return f"{'oracle' if oracle else f'tail {tail}'}, {windows} windows"
+
+
+def _order(key: str) -> tuple:
+    protocol, windows = key.split(", ")
+    return protocol.startswith("oracle"), -int(windows.split()[0]), int(protocol.split()[-1].replace("oracle", "0"))
+
+
+def write_table() -> None:
+    text = DOCUMENT.read_text()
+    head, rest = text.split(BEGIN)
+    DOCUMENT.write_text(head + BEGIN + "\n" + table() + END + rest.split(END)[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=("capture", "run", "distil", "table"))
+    parser.add_argument("--family", type=Path, help="the folder with small/, large/ and text/")
+    parser.add_argument("--cache", type=Path, help="a folder for 9 GB of captured columns and logits")
+    parser.add_argument("--windows", type=int, default=20, help="per text")
+    parser.add_argument("--bf16", action="store_true", help="BF16 products: faster, KL differs by less than 0.002")
+    parser.add_argument("--steps", type=int, default=1000, help="of distillation, 8 windows each")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.command == "capture":
+        args.cache.mkdir(parents=True, exist_ok=True)
+        capture(args.family, args.cache)
+    elif args.command == "run":
+        evaluate(args)
+    elif args.command == "distil":
+        distil(args)
+    else:
+        write_table()
+
+
+if __name__ == "__main__":
+    main()
