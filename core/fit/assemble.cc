@@ -20,8 +20,7 @@ double Sum(const std::vector<double>& values) {
 // Residuals and variances, summed by head and over the layer.
 class Fitness {
  public:
-  void Add(const System& system, const Ridge& ridge, int32_t head_dim) {
-    const std::vector<double> rss = ResidualSums(system, ridge.weight, ridge.bias);
+  void Add(const System& system, const std::vector<double>& rss, int32_t head_dim) {
     for (size_t begin = 0; begin < rss.size(); begin += head_dim) {
       const auto sum = [&](const std::vector<double>& values) {
         return std::accumulate(values.begin() + begin, values.begin() + begin + head_dim, 0.0);
@@ -131,8 +130,10 @@ absl::StatusOr<SolvedLayer> SolveLayer(const std::vector<Unit>& units,
     System fitted = gather(RowSet::kFit);
     const System judged = held_out ? gather(RowSet::kHeldOut) : fitted;
     KVB_ASSIGN_OR_RETURN(Ridge ridge, SolveRidge(fitted, point.lambda));
-    in_sample.Add(fitted, ridge, target.head_dim);
-    if (held_out) unseen.Add(judged, ridge, target.head_dim);
+    in_sample.Add(fitted, FittedResidualSums(fitted, ridge), target.head_dim);
+    if (held_out) {
+      unseen.Add(judged, ResidualSums(judged, ridge.weight, ridge.bias), target.head_dim);
+    }
     if (held_out && options.refit) {
       fitted = gather(RowSet::kBoth);
       KVB_ASSIGN_OR_RETURN(ridge, SolveRidge(fitted, point.lambda));

@@ -43,7 +43,7 @@ class Candidate {
     for (size_t u = 0; u < fitted_.size(); ++u) {
       const System& system = fitted_[u];
       KVB_ASSIGN_OR_RETURN(const Ridge ridge, SolveRidge(system, lambda));
-      const double rss = FittedResidual(system, ridge);
+      const double rss = Sum(FittedResidualSums(system, ridge));
       fit_rss += rss;
       fit_ss += Sum(system.target_ss);
       if (criterion_ == Criterion::kGcv) {
@@ -63,12 +63,6 @@ class Candidate {
   }
 
  private:
-  // On the rows fitted on, G W = C - lambda W spares the product with the Gram.
-  static double FittedResidual(const System& system, const Ridge& ridge) {
-    return Sum(system.target_ss) - Dot(ridge.weight, system.cross) -
-           ridge.raw_lambda * Dot(ridge.weight, ridge.weight);
-  }
-
   const Criterion criterion_;
   std::vector<System> fitted_;
   std::vector<System> held_out_;
@@ -79,18 +73,19 @@ struct Tuned {
   Judgement judged;
 };
 
-// Downhill from `power` over the grid: errors have one valley in lambda.
-absl::StatusOr<Tuned> TuneLambda(const Candidate& candidate, int power) {
+// Downhill from `power` over the grid: errors have one valley in lambda. More columns want more
+// ridge, so that only the first point of a curve looks below.
+absl::StatusOr<Tuned> TuneLambda(const Candidate& candidate, int power, bool first) {
   KVB_ASSIGN_OR_RETURN(Judgement best, candidate.At(Power(power)));
   const int start = power;
   for (const int step : {1, -1}) {
+    if (power != start || (step < 0 && !first)) break;
     for (int next = power + step; next >= kLowestPower && next <= kHighestPower; next += step) {
       KVB_ASSIGN_OR_RETURN(const Judgement judged, candidate.At(Power(next)));
       if (!(judged.error < best.error)) break;
       best = judged;
       power = next;
     }
-    if (power != start) break;
   }
   return Tuned{.lambda = Power(power), .judged = best};
 }
@@ -135,7 +130,7 @@ absl::Status AddPoint(const Moments& moments, const std::vector<int32_t>& source
     KVB_ASSIGN_OR_RETURN(tuned.judged, candidate.At(track.lambda));
   } else {
     const int power = static_cast<int>(std::lround(std::log10(track.lambda.value)));
-    KVB_ASSIGN_OR_RETURN(tuned, TuneLambda(candidate, power));
+    KVB_ASSIGN_OR_RETURN(tuned, TuneLambda(candidate, power, track.curve.points.empty()));
   }
   track.lambda = tuned.lambda;
   track.curve.points.push_back(

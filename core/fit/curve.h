@@ -43,7 +43,7 @@ struct CurvePoint {
 struct Curve {
   int32_t target_layer = 0;
   kv::Component component = kv::Component::kKey;
-  std::vector<CurvePoint> points;  // by number of sources, full-head first where both were traced
+  std::vector<CurvePoint> points;  // by number of sources; head-local first where both were traced
 };
 
 struct TraceOptions {

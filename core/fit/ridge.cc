@@ -83,6 +83,18 @@ absl::StatusOr<Ridge> SolveRidge(const System& system, Lambda lambda) {
   return ridge;
 }
 
+std::vector<double> FittedResidualSums(const System& system, const Ridge& ridge) {
+  std::vector<double> sums = system.target_ss;
+  for (int64_t i = 0; i < ridge.weight.rows; ++i) {
+    const double* w = ridge.weight.row(i);
+    const double* cross = system.cross.row(i);
+    for (int64_t j = 0; j < ridge.weight.cols; ++j) {
+      sums[j] -= w[j] * (cross[j] + ridge.raw_lambda * w[j]);
+    }
+  }
+  return sums;
+}
+
 Accuracy AccuracyOf(const System& system, const Ridge& ridge) {
   Matrix scaled = system.gram;
   for (int64_t i = 0; i < scaled.rows; ++i) {

@@ -38,6 +38,9 @@ struct Ridge {
 // FAILED_PRECONDITION where the system stays singular after the last escalation.
 absl::StatusOr<Ridge> SolveRidge(const System& system, Lambda lambda);
 
+// ResidualSums on the rows that were fitted on, where G W = C - lambda W spares the product.
+std::vector<double> FittedResidualSums(const System& system, const Ridge& ridge);
+
 // How far a solution can be trusted.
 struct Accuracy {
   double condition = 0;  // estimated, of the scaled system

@@ -54,14 +54,16 @@ absl::StatusOr<std::vector<double>> ProbeBundle(const Bundle& bundle, int32_t so
   };
   const System fitted = gather(options.in_sample ? RowSet::kBoth : RowSet::kFit);
   KVB_ASSIGN_OR_RETURN(const Ridge ridge, SolveRidge(fitted, options.lambda));
-  const System judged = options.in_sample ? System{} : gather(RowSet::kHeldOut);
-  const System& seen = options.in_sample ? fitted : judged;
-  const std::vector<double> residual = ResidualSums(seen, ridge.weight, ridge.bias);
+  const System seen = options.in_sample ? System{} : gather(RowSet::kHeldOut);
+  const std::vector<double> residual = options.in_sample
+                                           ? FittedResidualSums(fitted, ridge)
+                                           : ResidualSums(seen, ridge.weight, ridge.bias);
+  const std::vector<double>& variance = options.in_sample ? fitted.target_ss : seen.target_ss;
   std::vector<double> scores;
   int64_t begin = 0;
   for (const Run& run : bundle.targets) {
     scores.push_back(
-        RSquared(SumOf(residual, begin, run.width), SumOf(seen.target_ss, begin, run.width)));
+        RSquared(SumOf(residual, begin, run.width), SumOf(variance, begin, run.width)));
     begin += run.width;
   }
   return scores;

@@ -173,28 +173,56 @@ class Solver {
     }
   }
 
+  absl::StatusOr<std::vector<Curve>> TraceSupport(int32_t layer,
+                                                  std::span<const Component> components,
+                                                  const std::vector<int32_t>& candidates,
+                                                  Support support, int32_t max_sources,
+                                                  bool greedy) const {
+    const TraceOptions trace = {.support = support,
+                                .criterion = criterion_,
+                                .max_sources = max_sources,
+                                .lambda = options_.lambda,
+                                .greedy = greedy,
+                                .component_weight = options_.component_weight,
+                                .stop = options_.stop};
+    return TraceCurves(moments_, audit_, layer, components, candidates, trace);
+  }
+
+  void Keep(std::vector<Curve> traced) {
+    for (Curve& part : traced) {
+      Curve& whole = curve(part.target_layer, part.component);
+      whole.target_layer = part.target_layer;
+      whole.component = part.component;
+      for (CurvePoint& point : part.points) whole.points.push_back(std::move(point));
+    }
+  }
+
+  // Greedy steps are taken on matched heads where there are any: systems smaller by the number of
+  // heads, which rank layers alike. Full-head maps then follow their order.
   absl::Status TraceTask(int32_t layer, std::span<const Component> components) {
-    for (Support support : supports_) {
-      TraceOptions trace = {.support = support,
-                            .criterion = criterion_,
-                            .max_sources = MaxSources(support),
-                            .lambda = options_.lambda,
-                            .greedy = options_.order == Order::kForward,
-                            .component_weight = options_.component_weight,
-                            .stop = options_.stop};
-      std::vector<int32_t> candidates = Ranked(layer, components.front());
-      const int32_t looked_at = std::max(kLeastCandidates, kCandidatesPerPlace * trace.max_sources);
-      if (static_cast<int32_t>(candidates.size()) > looked_at) {
-        candidates.resize(static_cast<size_t>(looked_at));
-      }
+    const bool full = supports_.front() == Support::kFull;
+    const bool local = supports_.back() == Support::kHeadLocal;
+    bool greedy = options_.order == Order::kForward;
+    const bool matched =
+        UnitsFor(moments_, audit_, layer, components.front(), Support::kHeadLocal).ok();
+    const int32_t longest = MaxSources(local ? Support::kHeadLocal : Support::kFull);
+    std::vector<int32_t> candidates = Ranked(layer, components.front());
+    const auto looked_at = static_cast<size_t>(
+        std::max(kLeastCandidates, kCandidatesPerPlace * MaxSources(supports_.front())));
+    if (candidates.size() > looked_at) candidates.resize(looked_at);
+    if (local || (greedy && matched)) {
+      KVB_ASSIGN_OR_RETURN(
+          std::vector<Curve> traced,
+          TraceSupport(layer, components, candidates, Support::kHeadLocal, longest, greedy));
+      candidates = traced.front().points.back().sources;
+      greedy = false;
+      if (local) Keep(std::move(traced));
+    }
+    if (full) {
       KVB_ASSIGN_OR_RETURN(std::vector<Curve> traced,
-                           TraceCurves(moments_, audit_, layer, components, candidates, trace));
-      for (Curve& part : traced) {
-        Curve& whole = curve(layer, part.component);
-        whole.target_layer = layer;
-        whole.component = part.component;
-        for (CurvePoint& point : part.points) whole.points.push_back(std::move(point));
-      }
+                           TraceSupport(layer, components, candidates, Support::kFull,
+                                        MaxSources(Support::kFull), greedy));
+      Keep(std::move(traced));
     }
     return absl::OkStatus();
   }
