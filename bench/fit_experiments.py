@@ -373,9 +373,9 @@ class Bench:
     def top(self, k: int, features: str = "own") -> dict:
         return select(self.pair, self.all, self.held, k, features, LAMBDA)
 
-    def give(self, k: int, **options) -> dict:
+    def give(self, k: float, **options) -> dict:
         """greedy() at the bytes of k whole source layers (all heads) per target block."""
-        units = 2 * self.pair.target.layers * k * (4 if options.get("heads") else 1)
+        units = int(2 * self.pair.target.layers * k * (4 if options.get("heads") else 1))
         return list(greedy(self.pair, self.all, self.held, units, LAMBDA, **options))[-1][1]
 
     def fit(self, recipe: dict, lam: float = LAMBDA, rows: Moments | None = None, **changes) -> Map:
@@ -427,7 +427,8 @@ EXPERIMENTS = {
     "k4, best blocks of both components, values x1.1": lambda b: b.scaled(b.fit(b.give(4, per_target=True)), values=1.1),
     "k1, budget over blocks of both components, values x1.1": lambda b: b.scaled(b.fit(b.give(1)), values=1.1),
     "k1, budget over blocks of both components": lambda b: b.fit(b.give(1)),
-    "k1, budget over single heads of both components": lambda b: b.fit(b.give(1, heads=True)),
+    "k1, budget over single heads of both components, values x1.1": lambda b: b.scaled(b.fit(b.give(1, heads=True)), values=1.1),
+    "half of k1, budget over single heads of both components, values x1.1": lambda b: b.scaled(b.fit(b.give(0.5, heads=True)), values=1.1),
     "20 sequences: k4": lambda b: b.fit(b.top(4), rows=b.first(20)),
     "20 sequences: k4, lambda 1e-3": lambda b: b.fit(b.top(4), 1e-3, b.first(20)),
     "20 sequences: k4, lambda 1e-2": lambda b: b.fit(b.top(4), 1e-2, b.first(20)),
@@ -438,7 +439,8 @@ TAILS = (5, 17, 33, 65, 129)
 ORACLE = {
     "oracle's full_kv_k4, refitted (twice the bytes)": lambda b: b.oracle(4, "joint"),
     **{n: EXPERIMENTS[n] for n in ("k4", "k4, budget over blocks of both components", "k1, budget over blocks of both components",
-                                   "k1, budget over single heads of both components", TAILED)},
+                                   "k1, budget over single heads of both components, values x1.1",
+                                   "half of k1, budget over single heads of both components, values x1.1", TAILED)},
 }
 
 
