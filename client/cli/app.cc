@@ -33,6 +33,7 @@ struct Flags {
   TransferFlags transfer;
   InspectFlags inspect;
   PlanFlags plan;
+  PairFlags pair;
   ServerFlags server;
   ConvertFlags convert;
   FitFlags fit;
@@ -136,10 +137,35 @@ void AddInspect(CLI::App& root, Flags& flags) {
   });
 }
 
+void AddPlanPair(CLI::App* plan, Flags& flags) {
+  PairFlags& f = flags.pair;
+  CLI::App* app = AddCommand(*plan, flags, "pair", "What a mapper for two models will take",
+                             [&f](const Output& output) { return RunPlanPair(f, output); });
+  app->add_option("source", f.configs.source, "Source model's config.json")->required();
+  app->add_option("target", f.configs.target, "Target model's config.json")->required();
+  app->add_option("--sequences", f.sequences, "Of calibration text")->capture_default_str();
+  app->add_option("--length", f.length, "Tokens of each")->capture_default_str();
+  app->add_option("--stride", f.stride, "Every n-th token is a row")->capture_default_str();
+  app->add_option("-k", f.k, "Source layers per target layer")->capture_default_str();
+  app->add_flag("--head-local", f.head_local, "Source head h feeds target head h alone");
+  app->add_option("--memory", f.memory_bytes, "Most for accumulating, such as 8GB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  app->add_option("--capture-rate", f.capture_rate, "Both models reading, tokens per second")
+      ->check(Positive());
+  app->add_option("--prefill-rate", f.prefill_rate, "The target's prefill, tokens per second")
+      ->check(Positive());
+  app->add_flag("--no-measure", f.no_measure, "Sizes only: times are unmeasured");
+}
+
 void AddPlan(CLI::App& root, Flags& flags) {
   PlanFlags& f = flags.plan;
-  CLI::App* app = AddCommand(root, flags, "plan", "Is a transfer worth it? What would a fit take?",
-                             [&f](const Output& output) { return RunPlan(f, output); });
+  const Command transfer = [&f](const Output& output) { return RunPlan(f, output); };
+  CLI::App* app =
+      AddCommand(root, flags, "plan", "Is a transfer worth it? What will a fit take?", transfer);
+  // A parent's callback comes after its subcommand's.
+  app->callback([&flags, app, transfer] {
+    if (app->get_subcommands().empty()) flags.command = transfer;
+  });
   CLI::Option* artifact = app->add_option("--artifact", f.artifact, "Artifact folder");
   CLI::Option* server = AddServer(app, f.server)->excludes(artifact);
   app->add_option("--route", f.route, "The server's route")->needs(server);
@@ -152,10 +178,11 @@ void AddPlan(CLI::App& root, Flags& flags) {
       ->check(NonNegative());
   app->add_option("--prefill-rate", f.prefill_rate, "The target's prefill, tokens per second")
       ->check(Positive());
-  app->parse_complete_callback([&f] {
-    if (!f.fit.empty()) return;
+  AddPlanPair(app, flags);
+  app->parse_complete_callback([&f, app] {
+    if (!app->get_subcommands().empty() || !f.fit.empty()) return;
     if (f.artifact.empty() && f.server.empty()) {
-      throw CLI::RequiredError("--artifact DIR, --server ADDR or --fit FILE");
+      throw CLI::RequiredError("pair, --artifact DIR, --server ADDR or --fit FILE");
     }
     if (!f.server.empty() && f.route.empty()) throw CLI::RequiredError("--route");
     if (f.prompt_tokens == 0) throw CLI::RequiredError("--prompt-tokens");

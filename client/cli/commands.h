@@ -62,6 +62,21 @@ struct PlanFlags {
 };
 absl::StatusOr<ExitCode> RunPlan(const PlanFlags& flags, const Output& output);
 
+// Two models that have no mapper yet.
+struct PairFlags {
+  ConfigFlags configs;
+  int64_t sequences = 500;
+  int64_t length = 1024;
+  int64_t stride = 4;
+  int32_t k = 8;
+  bool head_local = false;
+  uint64_t memory_bytes = 0;  // of the accumulator; 0 = no cap
+  double capture_rate = 0;    // tokens per second, both models; 0 = not stated
+  double prefill_rate = 0;    // the target's; 0 = not stated
+  bool no_measure = false;    // sizes only
+};
+absl::StatusOr<ExitCode> RunPlanPair(const PairFlags& flags, const Output& output);
+
 struct ServerFlags {
   std::string server;
   std::string route;

@@ -256,6 +256,30 @@ TEST_F(CliTest, ConvertingLeavesAnExistingFolderAlone) {
   EXPECT_EQ(Run("inspect --format json " + native).json()["key_norm"], "none");
 }
 
+TEST_F(CliTest, PlansAPairFromItsConfigs) {
+  const std::string pair =
+      "plan pair tests/data/family/small/config.json tests/data/family/large/config.json ";
+  const auto find = [](const Json& plan, const char* stage, const char* name) {
+    for (const auto& q : plan["quantities"]) {
+      if (q["stage"] == stage && q["name"] == name) return q;
+    }
+    return Json();
+  };
+  Json plan = Run(pair + "-k 4 --no-measure --format json").json();
+  EXPECT_EQ(plan["schema"], "kvbridge.pair-plan/v1");
+  // 2 components x 8 layers x 2 heads x 64, of 4 layers x 128 features and a bias.
+  EXPECT_EQ(find(plan, "mapper", "parameters")["value"], 2 * 8 * 128 * (4 * 128 + 1));
+  EXPECT_EQ(find(plan, "accumulate", "time")["source"], "unmeasured");
+  EXPECT_TRUE(find(plan, "accumulate", "time")["value"].is_null());
+  plan = Run(pair + "--prefill-rate 2000 --format json").json();
+  EXPECT_EQ(find(plan, "accumulate", "time")["source"], "measured");
+  EXPECT_GT(find(plan, "serve", "break-even")["value"], 0);
+
+  EXPECT_EQ(Run(pair + "--memory 1MB").code, 6);
+  EXPECT_EQ(Run(pair + "--stride 0").code, 3);
+  EXPECT_EQ(Run("plan pair tests/data/family/small/config.json").code, 2);
+}
+
 TEST_F(CliTest, PlanWithoutAServerKnowsSizesOnly) {
   const Finished run =
       Run(std::string("plan --format json --prompt-tokens 1000 --artifact ") + kArtifact);

@@ -107,28 +107,30 @@ int64_t Packer::StepAt(const Tensor& tensor, int64_t offset) const {
 }
 
 void Packer::PackStepsEndingIn(std::span<const std::byte> piece) {
+  for (size_t i = 0; i < tensors_.size(); ++i) PackStepsEndingIn(piece, i);
+}
+
+void Packer::PackStepsEndingIn(std::span<const std::byte> piece, size_t index) {
+  const Tensor& tensor = tensors_[index];
+  const std::byte* const end = tensor.from.data() + tensor.from.size();
+  const std::byte* const piece_end = piece.data() + piece.size();
+  if (piece.data() >= end || piece_end <= tensor.from.data()) return;
+  const int64_t begin = std::max<int64_t>(0, piece.data() - tensor.from.data());
+  const int64_t first = StepAt(tensor, begin);
+  // The step that holds the byte behind the piece ends elsewhere.
+  const int64_t stop =
+      piece_end >= end ? Steps(tensor) : StepAt(tensor, piece_end - tensor.from.data());
   StepRows rows;
-  int64_t packed = 0;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const Tensor& tensor = tensors_[i];
-    const std::byte* const end = tensor.from.data() + tensor.from.size();
-    if (piece.data() >= end || piece.data() + piece.size() <= tensor.from.data()) continue;
-    const int64_t begin = std::max<int64_t>(0, piece.data() - tensor.from.data());
-    // The step that holds the byte behind the piece ends elsewhere.
-    const int64_t stop = piece.data() + piece.size() >= end
-                             ? Steps(tensor)
-                             : StepAt(tensor, piece.data() + piece.size() - tensor.from.data());
-    for (int64_t step = StepAt(tensor, begin); step < stop; ++step, ++packed) {
-      if (PackStep(tensor, step, rows)) continue;
-      const int64_t head = step / (int64_t{tensor.segments} * blocking_.head_steps);
-      const int64_t bad = static_cast<int64_t>(i) * blocking_.target_heads + head;
-      int64_t seen = first_bad_.load();
-      while (bad < seen && !first_bad_.compare_exchange_weak(seen, bad)) {
-      }
+  for (int64_t step = first; step < stop; ++step) {
+    if (PackStep(tensor, step, rows)) continue;
+    const int64_t head = step / (int64_t{tensor.segments} * blocking_.head_steps);
+    const int64_t bad = static_cast<int64_t>(index) * blocking_.target_heads + head;
+    int64_t seen = first_bad_.load();
+    while (bad < seen && !first_bad_.compare_exchange_weak(seen, bad)) {
     }
   }
   _mm_sfence();
-  packed_ += packed;
+  packed_ += stop - first;
 }
 
 void Packer::PackAll(base::WorkerPool& workers) {
@@ -136,7 +138,7 @@ void Packer::PackAll(base::WorkerPool& workers) {
   workers.ParallelFor(static_cast<int64_t>(tensors_.size()) * heads, [&](int64_t unit) {
     const std::span<const std::byte> all = tensors_[unit / heads].from;
     const size_t bytes = all.size() / heads;
-    PackStepsEndingIn(all.subspan(unit % heads * bytes, bytes));
+    PackStepsEndingIn(all.subspan(unit % heads * bytes, bytes), static_cast<size_t>(unit / heads));
   });
 }
 

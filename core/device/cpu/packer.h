@@ -48,6 +48,7 @@ class Packer {
   bool complete() const { return packed_ == steps_; }
 
  private:
+  void PackStepsEndingIn(std::span<const std::byte> piece, size_t tensor);
   // A tensor's bytes as steps in order: head by head, segment by segment.
   int64_t StepAt(const Tensor& tensor, int64_t offset) const;
   int64_t Steps(const Tensor& tensor) const;

@@ -409,6 +409,13 @@ TEST_P(CpuBackendTest, PacksWeightsAsVerificationShowsThem) {
   }
 }
 
+TEST_P(CpuBackendTest, MapsMayShareTheirWeights) {
+  const auto mapper = MakeMapper(MapSpec{}, rng_);
+  mapper->values[1].weight = mapper->keys[1].weight;
+  mapper->values[1].sources = mapper->keys[1].sources;
+  EXPECT_TRUE(backend_->MakeResident(mapper, Precision::kBf16, {}).ok());
+}
+
 TEST_P(CpuBackendTest, IsNotResidentUnlessAllWasVerified) {
   const auto mapper = MakeMapper(MapSpec{}, rng_);
   const auto with = [&](const VerifyWeights& verify) {
