@@ -458,24 +458,6 @@ def whiteners(pair: Pair, m: Moments, recipe: dict, eps: float) -> list[tuple[to
     return out
 
 
-class BlockAdam(torch.optim.Optimizer):
-    """Adam with one second moment for a whole block, so that what matters little does not move as far as what
-    matters much."""
-
-    def __init__(self, u: torch.Tensor, rate: float):
-        super().__init__([u], {"lr": rate})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for u in group["params"]:
-                s = self.state[u]
-                n = s["n"] = s.get("n", 0) + 1
-                s["m"] = s.get("m", torch.zeros_like(u)).lerp(u.grad, 0.1)
-                s["v"] = s.get("v", 0.0) * 0.98 + 0.02 * float(u.grad.square().mean())
-                u.sub_(s["m"] / (1 - 0.9**n), alpha=group["lr"] / math.sqrt(s["v"] / (1 - 0.98**n)))
-
-
 class Distillation:
     """Tunes a map, the blocks of its recipe and a key temperature per layer, by the KL between the target's own
     next-token distributions and those over the mapped prefix, back through the frozen target (BF16 products)."""
@@ -507,13 +489,13 @@ class Distillation:
     def held_loss(self, held: torch.Tensor) -> float:
         return sum(float(self.loss(rows)) * len(rows) for rows in held.split(8)) / len(held)
 
-    def run(self, windows: torch.Tensor, held: torch.Tensor, steps: int, rate: float, batch: int, every: int, log, keep: Path, mini: bool = True) -> Map:
+    def run(self, windows: torch.Tensor, held: torch.Tensor, steps: int, rate: float, batch: int, every: int, log, keep: Path) -> Map:
         """windows, held: indices into the captured calibration. Returns, and leaves in `keep`, the step that is
         best on `held`."""
-        blocks = [BlockAdam(u, rate) for u in self.u] if mini else [torch.optim.Adam(self.u, rate, betas=(0.9, 0.98))]
-        adam = torch.optim.Adam([{"params": [self.b], "lr": rate}, {"params": [self.s], "lr": 10 * rate}], betas=(0.9, 0.98))
+        groups = [{"params": [*self.u, self.b], "lr": rate}, {"params": [self.s], "lr": 10 * rate}]
+        adam = torch.optim.Adam(groups, betas=(0.9, 0.98))
         shape = lambda i: min(1, (i + 1) / 10) * (0.5 + 0.5 * math.cos(math.pi * i / steps))  # noqa: E731
-        schedules = [torch.optim.lr_scheduler.LambdaLR(o, shape) for o in (*blocks, adam)]
+        schedule = torch.optim.lr_scheduler.LambdaLR(adam, shape)
         draw = torch.Generator().manual_seed(0)
         epochs = range(steps * batch // len(windows) + 1)
         order = torch.cat([windows[torch.randperm(len(windows), generator=draw)] for _ in epochs])
@@ -524,8 +506,7 @@ class Distillation:
             value.backward()
             for u, (rows, cols, a) in zip(self.u, self.white, strict=True):
                 u.grad = a.T @ self.w.grad[rows, cols]
-            for o, plan in zip((*blocks, adam), schedules, strict=True):
-                o.step(), plan.step(), o.zero_grad()
+            adam.step(), schedule.step(), adam.zero_grad()
             self.w.grad = None
             with torch.no_grad():
                 for u, (rows, cols, a) in zip(self.u, self.white, strict=True):
