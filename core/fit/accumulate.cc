@@ -148,20 +148,21 @@ absl::Status Accumulator::RunSteps(Checkpoint from, const std::stop_token& stop)
 absl::Status Accumulator::RunStep(const BlockReader& reader, const Step& step, Checkpoint* at,
                                   const std::stop_token& stop) {
   const std::vector<ColumnTile>& columns = plan_.columns[step.sweep->group];
-  SweepSums sums(*step.sweep, columns, pool_);
+  KVB_ASSIGN_OR_RETURN(const auto sums, SweepSums::Create(*step.sweep, columns, pool_));
   if (at->block > 0) {
-    if (at->state.size() != sums.state().size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "checkpoint: state: expected ", sums.state().size(), " numbers, got ", at->state.size()));
+    if (at->state.size() != sums->state().size()) {
+      return absl::InvalidArgumentError(absl::StrCat("checkpoint: state: expected ",
+                                                     sums->state().size(), " numbers, got ",
+                                                     at->state.size()));
     }
-    std::copy(at->state.begin(), at->state.end(), sums.state().begin());
+    std::copy(at->state.begin(), at->state.end(), sums->state().begin());
     at->storage.reset();
   }
   const std::vector<Block> blocks = reader.BlocksOf(step.split);
   progress_.sweep = static_cast<size_t>(step.sweep - plan_.sweeps.data()) + 1;
   progress_.rows += static_cast<int64_t>(at->block) * kBlockRows;
   for (; at->block < blocks.size(); ++at->block) {
-    at->state = sums.state();
+    at->state = sums->state();
     if (stop.stop_requested()) {
       KVB_RETURN_IF_ERROR(Save(*at));
       return absl::CancelledError("interrupted; resume goes on from the checkpoint");
@@ -169,15 +170,15 @@ absl::Status Accumulator::RunStep(const BlockReader& reader, const Step& step, C
     if (absl::Now() - saved_ >= options_.checkpoint_every) KVB_RETURN_IF_ERROR(Save(*at));
     const Block& block = blocks[at->block];
     KVB_ASSIGN_OR_RETURN(const std::vector<float> weights,
-                         reader.Read(block, *step.sweep, columns, &sums));
+                         reader.Read(block, *step.sweep, columns, sums.get()));
     if (at->block + 1 < blocks.size()) reader.Prefetch(blocks[at->block + 1]);
-    if (const auto found = sums.AddBlock(weights)) {
+    if (const auto found = sums->AddBlock(weights)) {
       return reader.Describe(block, *step.sweep, columns, *found);
     }
     progress_.rows += static_cast<int64_t>(weights.size());
     if (on_progress_) on_progress_(progress_);
   }
-  return WriteStep(step, &sums);
+  return WriteStep(step, sums.get());
 }
 
 absl::Status Accumulator::WriteStep(const Step& step, SweepSums* sums) {
@@ -233,6 +234,7 @@ absl::Status Accumulator::End(absl::Status status) {
   if (resumable && Exists(CheckpointPath(out_))) return status;
   std::error_code ec;
   fs::remove(CheckpointPath(out_), ec);
+  fs::remove(fs::path(CheckpointPath(out_)) += ".partial", ec);  // of a run that was killed
   writer_->Keep(false);
   return status;
 }

@@ -9,6 +9,7 @@
 #include "core/artifact/safetensors_writer.h"
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
+#include "core/fit/partial_file.h"
 
 namespace kvbridge::fit {
 namespace {
@@ -28,15 +29,19 @@ absl::StatusOr<uint64_t> Number(const std::map<std::string, std::string>& metada
 }  // namespace
 
 absl::Status WriteCheckpoint(const std::filesystem::path& path, const Checkpoint& checkpoint) {
-  const artifact::StTensor state{artifact::StDType::kF64,
-                                 {static_cast<int64_t>(checkpoint.state.size())},
-                                 std::as_bytes(checkpoint.state)};
-  return artifact::WriteSafeTensors(path, {{"state", state}},
-                                    {{"format", kFormat},
-                                     {"schema", "1"},
-                                     {"fingerprint", checkpoint.fingerprint},
-                                     {"step", absl::StrCat(checkpoint.step)},
-                                     {"block", absl::StrCat(checkpoint.block)}});
+  const std::map<std::string, artifact::StShape> shapes = {
+      {"state", {artifact::StDType::kF64, {static_cast<int64_t>(checkpoint.state.size())}}}};
+  KVB_ASSIGN_OR_RETURN(
+      const artifact::StLayout layout,
+      artifact::LayOutSafeTensors(shapes, {{"format", kFormat},
+                                           {"schema", "1"},
+                                           {"fingerprint", checkpoint.fingerprint},
+                                           {"step", absl::StrCat(checkpoint.step)},
+                                           {"block", absl::StrCat(checkpoint.block)}}));
+  KVB_ASSIGN_OR_RETURN(const auto file, PartialFile::Create(path, layout.file_bytes));
+  KVB_RETURN_IF_ERROR(file->WriteAt(0, std::as_bytes(std::span(layout.header))));
+  KVB_RETURN_IF_ERROR(file->WriteAt(layout.offsets.at("state"), std::as_bytes(checkpoint.state)));
+  return file->Commit();
 }
 
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::filesystem::path& path,

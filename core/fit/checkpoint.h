@@ -22,7 +22,8 @@ struct Checkpoint {
   std::shared_ptr<const void> storage;
 };
 
-// Replaces the file atomically. Errors as WriteFileAtomic's.
+// Replaces the file atomically; one that was killed leaves `path`.partial. RESOURCE_EXHAUSTED when
+// the disk is full.
 absl::Status WriteCheckpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
 
 // INVALID_ARGUMENT when malformed, or when it has another fingerprint: other shards or options.

@@ -9,6 +9,7 @@
 #include <cblas.h>
 
 #include "core/base/mutex.h"
+#include "core/base/status_macros.h"
 
 namespace kvbridge::fit {
 namespace {
@@ -34,24 +35,31 @@ SweepSums::SweepSums(const Sweep& sweep, const std::vector<ColumnTile>& columns,
     largest_tile_ = std::max(largest_tile_, numbers);
     size += numbers;
   }
-  rows_.resize(static_cast<size_t>(kBlockRows * stride_));
   deltas_.resize(static_cast<size_t>(width_));
   residuals_.resize(static_cast<size_t>(width_));
-  state_.resize(size);
+  state_size_ = size;
+}
+
+absl::StatusOr<std::unique_ptr<SweepSums>> SweepSums::Create(const Sweep& sweep,
+                                                             const std::vector<ColumnTile>& columns,
+                                                             base::WorkerPool* pool) {
+  std::unique_ptr<SweepSums> sums(new SweepSums(sweep, columns, pool));
+  KVB_ASSIGN_OR_RETURN(sums->rows_, Pages::Map(kBlockRows * sums->stride_ * sizeof(float)));
+  KVB_ASSIGN_OR_RETURN(sums->state_, Pages::Map(sums->state_size_ * sizeof(double)));
+  return sums;
 }
 
 std::span<const double> SweepSums::mean(size_t i) const {
-  return std::span(state_).subspan(1 + offsets_[i], columns_[sweep_.columns[i]].width);
+  return state().subspan(1 + offsets_[i], columns_[sweep_.columns[i]].width);
 }
 
 std::span<const double> SweepSums::sum_of_squares(size_t i) const {
-  return std::span(state_).subspan(1 + width_ + offsets_[i], columns_[sweep_.columns[i]].width);
+  return state().subspan(1 + width_ + offsets_[i], columns_[sweep_.columns[i]].width);
 }
 
-std::span<double> SweepSums::tile(size_t t) {
+std::span<double> SweepSums::tile(size_t t) const {
   const Tile& tile = sweep_.tiles[t];
-  return std::span(state_).subspan(tile_offsets_[t],
-                                   columns_[tile.row].width * columns_[tile.column].width);
+  return state().subspan(tile_offsets_[t], columns_[tile.row].width * columns_[tile.column].width);
 }
 
 void SweepSums::MirrorDiagonal() {
@@ -67,7 +75,7 @@ void SweepSums::MirrorDiagonal() {
 
 SweepSums::NotFinite SweepSums::Locate(int64_t column, int64_t rows) const {
   int64_t row = 0;
-  while (row < rows - 1 && std::isfinite(rows_[row * stride_ + column])) ++row;
+  while (row < rows - 1 && std::isfinite(buffer()[row * stride_ + column])) ++row;
   const auto i = static_cast<size_t>(std::upper_bound(offsets_.begin(), offsets_.end(), column) -
                                      offsets_.begin() - 1);
   return {row, i, column - offsets_[i]};
@@ -79,7 +87,7 @@ std::optional<SweepSums::NotFinite> SweepSums::Centre(std::span<const float> wei
   const int64_t n = end - begin, rows = static_cast<int64_t>(weights.size());
   double sums[kCentreColumns] = {};
   for (int64_t r = 0; r < rows; ++r) {
-    const float* row = rows_.data() + r * stride_ + begin;
+    const float* row = buffer() + r * stride_ + begin;
     const double w = weights[r];
     for (int64_t j = 0; j < n; ++j) sums[j] += w * row[j];
   }
@@ -90,7 +98,7 @@ std::optional<SweepSums::NotFinite> SweepSums::Centre(std::span<const float> wei
   }
   double residuals[kCentreColumns] = {}, squares[kCentreColumns] = {};
   for (int64_t r = 0; r < rows; ++r) {
-    float* row = rows_.data() + r * stride_ + begin;
+    float* row = buffer() + r * stride_ + begin;
     const double w = weights[r];
     const float root = std::sqrt(weights[r]);
     for (int64_t j = 0; j < n; ++j) {
@@ -122,13 +130,13 @@ void SweepSums::AddTile(size_t t, int64_t rows, float* scratch) {
   const auto k = static_cast<int>(rows), stride = static_cast<int>(stride_);
   const bool diagonal = tile.row == tile.column;
   if (diagonal) {
-    cblas_ssyrk(CblasRowMajor, CblasUpper, CblasTrans, n, k, 1, rows_.data() + x, stride, 0,
-                scratch, n);
+    cblas_ssyrk(CblasRowMajor, CblasUpper, CblasTrans, n, k, 1, buffer() + x, stride, 0, scratch,
+                n);
   } else {
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, m, n, k, 1, rows_.data() + x, stride,
-                rows_.data() + y, stride, 0, scratch, n);
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, m, n, k, 1, buffer() + x, stride,
+                buffer() + y, stride, 0, scratch, n);
   }
-  double* sums = state_.data() + tile_offsets_[t];
+  double* sums = state().data() + tile_offsets_[t];
   const double* deltas = deltas_.data() + y;
   const double* residuals = residuals_.data() + y;
   for (int i = 0; i < m; ++i, sums += n, scratch += n) {

@@ -11,22 +11,28 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/status/statusor.h"
+
 #include "core/base/worker_pool.h"
 #include "core/fit/accumulate_plan.h"
+#include "core/fit/pages.h"
 
 namespace kvbridge::fit {
 
 class SweepSums {
  public:
-  // `sweep` and `columns` outlive it.
-  SweepSums(const Sweep& sweep, const std::vector<ColumnTile>& columns, base::WorkerPool* pool);
+  // `sweep` and `columns` outlive it. RESOURCE_EXHAUSTED as Pages::Map.
+  static absl::StatusOr<std::unique_ptr<SweepSums>> Create(const Sweep& sweep,
+                                                           const std::vector<ColumnTile>& columns,
+                                                           base::WorkerPool* pool);
 
   // Where row `r` of the block's columns of sweep.columns[i] go.
-  float* row(int64_t r, size_t i) { return rows_.data() + r * stride_ + offsets_[i]; }
+  float* row(int64_t r, size_t i) { return buffer() + r * stride_ + offsets_[i]; }
   int64_t stride() const { return stride_; }
 
   // A number in the block that is not finite.
@@ -40,22 +46,26 @@ class SweepSums {
   std::optional<NotFinite> AddBlock(std::span<const float> weights);
 
   // Everything summed so far, for checkpoints.
-  std::span<double> state() { return state_; }
+  std::span<double> state() const { return {state_->as<double>(), state_size_}; }
 
-  // Results. Vectors of sweep.columns[i], and tile t; `mirrored` completes a tile of the diagonal.
+  // Results: vectors of sweep.columns[i], and tile t. Of tiles on the diagonal only the upper
+  // triangle is there before MirrorDiagonal.
   std::span<const double> mean(size_t i) const;
   std::span<const double> sum_of_squares(size_t i) const;
-  std::span<double> tile(size_t t);
+  std::span<double> tile(size_t t) const;
   void MirrorDiagonal();
 
  private:
+  SweepSums(const Sweep& sweep, const std::vector<ColumnTile>& columns, base::WorkerPool* pool);
+
   std::optional<NotFinite> Centre(std::span<const float> weights, int64_t begin, int64_t end);
   void AddTile(size_t t, int64_t rows, float* scratch);
   NotFinite Locate(int64_t column, int64_t rows) const;
 
-  double& weight() { return state_[0]; }
-  double* means() { return state_.data() + 1; }
-  double* squared_sums() { return means() + width_; }
+  float* buffer() const { return rows_->as<float>(); }
+  double& weight() const { return state()[0]; }
+  double* means() const { return state().data() + 1; }
+  double* squared_sums() const { return means() + width_; }
 
   const Sweep& sweep_;
   const std::vector<ColumnTile>& columns_;
@@ -66,13 +76,14 @@ class SweepSums {
   std::vector<size_t> index_of_;      // column tile -> its place in sweep.columns
   std::vector<size_t> tile_offsets_;  // in state_
   size_t largest_tile_ = 0;           // numbers
-  std::vector<float> rows_;           // [kBlockRows, stride_]
+  std::unique_ptr<Pages> rows_;       // floats [kBlockRows, stride_]
   // Of the block, [width_]: its mean less the mean so far, and less its mean rounded to FP32.
   std::vector<double> deltas_;
   std::vector<double> residuals_;
   double block_weight_ = 0;
-  double correction_ = 0;      // W w / (W + w)
-  std::vector<double> state_;  // weight, means, sums of squares, tiles
+  double correction_ = 0;         // W w / (W + w)
+  std::unique_ptr<Pages> state_;  // doubles: weight, means, sums of squares, tiles
+  size_t state_size_ = 0;
 };
 
 }  // namespace kvbridge::fit
