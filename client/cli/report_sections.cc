@@ -481,7 +481,7 @@ std::string FitHtml(const ArtifactReport& report) {
                                    : Figure(caption, SweepChart(caption, report.sweep, component));
   };
   const std::string choice =
-      report.choice.empty() ? "" : absl::StrCat("<p>", Escape(report.choice), "</p>");
+      report.choice.empty() ? "" : absl::StrCat("<p>Choice: ", Escape(report.choice), ".</p>");
   const std::string heads =
       Row({Figure("Keys: R² by head", HeadMap("R² of keys by layer and head", report.keys)),
            Figure("Values: R² by head", HeadMap("R² of values by layer and head", report.values))});

@@ -57,7 +57,11 @@ svg .cell{font-size:10.5px}svg .cell.dark{fill:var(--on)}
 .line.s4,.whisker.s4{stroke:var(--s4)}.dot.s4,svg .label.s4{fill:var(--s4)}
 .line.s5,.whisker.s5{stroke:var(--s5)}.dot.s5,svg .label.s5{fill:var(--s5)}
 .line.sg,.whisker.sg{stroke:var(--sg)}.dot.sg{fill:var(--sg)}svg .label.sg{fill:var(--soft);font-weight:400}
-.scroll{overflow-x:auto;margin:10px 0 18px}
+.scroll{overflow-x:auto;margin:10px 0 18px;
+background:linear-gradient(90deg,var(--bg) 50%,transparent) left/40px 100% no-repeat local,
+linear-gradient(270deg,var(--bg) 50%,transparent) right/40px 100% no-repeat local,
+linear-gradient(90deg,var(--rule),transparent) left/12px 100% no-repeat scroll,
+linear-gradient(270deg,var(--rule),transparent) right/12px 100% no-repeat scroll}
 table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{padding:6px 18px 6px 0;text-align:right;vertical-align:baseline;border-bottom:1px solid var(--rule);white-space:nowrap}
 th{font-weight:600;color:var(--soft);font-size:13px}

@@ -27,7 +27,7 @@ Json Calibration() {
   return {{"schema", "kvbridge-fit/1"},
           {"rows", {{"fit", 100}, {"held_out", 20}}},
           {"settings", {{"order", "forward"}}},
-          {"choice", {{"reason", "The second source layer helped."}}},
+          {"choice", {{"reason", "the second source layer helped"}}},
           {"probe_scores", {{"key", probe}, {"value", probe}}},
           {"sweep",
            {{{"support", "full"}, {"k", 1}, {"key", score}, {"value", score}},
@@ -116,7 +116,7 @@ TEST(ReportTest, EveryFigureIsThere) {
                            "Worst layers",
                            "Size and speed",
                            "Provenance",
-                           "The second source layer helped.",
+                           "Choice: the second source layer helped.",
                            "gate_sha256"}) {
     EXPECT_TRUE(absl::StrContains(page, part)) << part;
   }
@@ -200,6 +200,23 @@ TEST(ReportTest, SeveralArtifactsAreCompared) {
   EXPECT_TRUE(absl::StrContains(page, "KL · general"));
   EXPECT_TRUE(absl::StrContains(page, "KL against native tail, all texts"));
   EXPECT_EQ(NestingFault(page), "");
+}
+
+// Qwen3 14B to 32B: 40 source layers, 64 target layers of 8 heads.
+TEST(ReportTest, TwoLargeModelsStayFarBelowTwoMegabytes) {
+  ArtifactReport report{.name = "large", .source_layers = 40};
+  for (int layer = 0; layer < 64; ++layer) {
+    report.key_probe.emplace_back(40, 0.5 + layer * 0.001);
+    LayerFit fit{.support = "full", .r2 = {0.8, 0.7 - layer * 0.001}};
+    fit.heads.assign(8, 0.6 + layer * 0.001);
+    for (int i = 0; i < 8; ++i) fit.sources.push_back((layer / 2 + i) % 40);
+    report.keys.push_back(fit);
+    report.values.push_back(fit);
+  }
+  report.value_probe = report.key_probe;
+  const std::string page = ReportPage({report});
+  EXPECT_EQ(NestingFault(page), "");
+  EXPECT_LT(page.size(), 1000u << 10);
 }
 
 TEST(EscapeTest, WhatIsNotUtf8IsReplaced) {

@@ -105,8 +105,7 @@ class Evaluate:
         with ExitStack() as stack:
             enter = stack.enter_context
             folder = Path(enter(tempfile.TemporaryDirectory(prefix="kvbridge-")))
-            sides = [self._load(role) for role in (self.source, self.target)] if missing else []
-            variants = self._variants(stack, folder, sides) if missing else None
+            variants = self._variants(stack, folder) if missing else None
             self._begin(out, variants)
             for done, item in enumerate(missing, 1):
                 assert variants is not None
@@ -148,9 +147,10 @@ class Evaluate:
         )
         return Side(model, spec)
 
-    def _variants(self, stack: ExitStack, folder: Path, sides: list[Side]) -> Variants:
-        """Starts a server with the artifact, its random control and the way back."""
+    def _variants(self, stack: ExitStack, folder: Path) -> Variants:
+        """Loads both models and starts a server with the artifact, its random control and the way back."""
         settings = self.settings
+        source, target = self._load(self.source), self._load(self.target)
         random = folder / "random"
         _kvbridge(settings.cli, "validate", "random-map", settings.artifact, random, "--seed", settings.seed)
         artifacts = {"mapped": settings.artifact, "random": random}
@@ -165,7 +165,7 @@ class Evaluate:
         server = stack.enter_context(LocalServer(settings.kvbridged, routes))
         client = stack.enter_context(Client(server.address))
         names = Routes("mapped", "random", "back" if settings.reverse else "")
-        return Variants(client, names, *sides, settings.scored, settings.tails)
+        return Variants(client, names, source, target, settings.scored, settings.tails)
 
     def _begin(self, out: Path, variants: Variants | None) -> None:
         """Writes run.json, or checks that the one there says the same."""
