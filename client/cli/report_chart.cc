@@ -113,13 +113,15 @@ class LinePlot {
                                    : Fixed(tick, y_.digits());
       svg_.Text({frame_.left - 6, Y(tick) + 3.5}, Anchor::kEnd, text, "tick");
     }
+    // As far apart as the widest needs, so that even steps stay even.
+    size_t widest = 0;
+    for (const double x : xs_) widest = std::max(widest, absl::StrFormat("%g", x).size());
+    const double apart = 6 + 6.5 * static_cast<double>(widest);
     double last = -100;
     for (const double x : xs_) {
-      const std::string text = absl::StrFormat("%g", x);
-      const double needed = 6 + 6.5 * static_cast<double>(text.size());
-      if (X(x) - last < needed) continue;
+      if (X(x) - last < apart) continue;
       last = X(x);
-      svg_.Text({X(x), frame_.bottom + 15}, Anchor::kMiddle, text, "tick");
+      svg_.Text({X(x), frame_.bottom + 15}, Anchor::kMiddle, absl::StrFormat("%g", x), "tick");
     }
     svg_.Text({(frame_.left + frame_.right) / 2, frame_.bottom + 33}, Anchor::kMiddle, axes_.x,
               "name");
@@ -192,6 +194,7 @@ struct Grid {
   }
   Point corner(int row, int column) const { return {kLeft + column * cell, kTop + row * height}; }
   double bottom() const { return kTop + rows * height; }
+  double gap() const { return std::min(cell, height) < 10 ? 0.4 : 1; }
 };
 
 struct Bounds {
@@ -227,7 +230,7 @@ void DrawCells(const Matrix& values, const Grid& grid, const Bounds& bounds,
         tooltip = absl::StrCat(options.rows, " ", r, ", ", options.columns, " ", c, ": ",
                                Fixed(value, 3));
       }
-      svg->Rect({at.x + 0.5, at.y + 0.5}, grid.cell - 1, grid.height - 1, "heat", tooltip,
+      svg->Rect(at, grid.cell - grid.gap(), grid.height - grid.gap(), "heat", tooltip,
                 0.06 + 0.94 * share);
       if (!numbers) continue;
       svg->Text({at.x + grid.cell / 2, at.y + grid.height / 2 + 3.5}, Anchor::kMiddle,
@@ -240,8 +243,13 @@ void DrawMarks(const Grid& grid, const HeatMapOptions& options, Svg* svg) {
   for (const auto& [place, order] : options.marks) {
     if (place.first >= grid.rows || place.second >= grid.columns) continue;
     const Point at = grid.corner(place.first, place.second);
-    svg->Rect({at.x + 1, at.y + 1}, grid.cell - 2, grid.height - 2, "mark",
-              absl::StrCat("source ", order + 1, " of ", options.rows, " ", place.first));
+    const std::string tooltip =
+        absl::StrCat("source ", order + 1, " of ", options.rows, " ", place.first);
+    if (grid.cell < 14 || grid.height < 12) {  // a ring would fill it
+      svg->Circle({at.x + grid.cell / 2, at.y + grid.height / 2}, 1.3, "spot", tooltip);
+    } else {
+      svg->Rect({at.x + 1, at.y + 1}, grid.cell - 2, grid.height - 2, "mark", tooltip);
+    }
   }
 }
 

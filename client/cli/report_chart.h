@@ -46,7 +46,8 @@ struct Axes {
 std::string LineChart(const std::string& title, const std::vector<Series>& series,
                       const Axes& axes);
 
-// Darker is more; a mark is a ring around a cell with its place in the order of what was chosen.
+// Stronger is more; a mark is a ring (a dot, where cells are small) on what was chosen, with its
+// place in the order as tooltip.
 struct HeatMapOptions {
   std::string rows;     // what a row is
   std::string columns;  // what a column is

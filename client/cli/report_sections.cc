@@ -491,7 +491,7 @@ std::string FitHtml(const ArtifactReport& report) {
            swept("Values: R² by source layers", &SweepPoint::value),
            Figure("Keys: R² by layer", LayerChart("R² of keys by layer", report.keys)),
            Figure("Values: R² by layer", LayerChart("R² of values by layer", report.values))}),
-      "<h4>Which source layers feed which</h4><p>Ringed cells were chosen; shade is how well the "
+      "<h4>Which source layers feed which</h4><p>Marked cells were chosen; shade is how well the "
       "source layer alone predicts the target layer (R²), where that was recorded.</p>",
       Row({Figure("Keys", SelectionMap("Source layers of keys", report.key_probe, report.keys,
                                        report.source_layers)),

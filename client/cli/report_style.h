@@ -49,7 +49,7 @@ svg .cell{font-size:10.5px}svg .cell.dark{fill:var(--on)}
 .grid{stroke:var(--rule);stroke-width:1}.zero{stroke:var(--soft);stroke-width:1}
 .line{fill:none;stroke-width:1.8;stroke-linejoin:round}.dashed{stroke-dasharray:4 3;stroke-width:1.3}
 .whisker{stroke-width:1.6;opacity:.55}.hollow{opacity:.5}
-.heat{fill:var(--heat)}.mark{fill:none;stroke:var(--ink);stroke-width:1.6}
+.heat{fill:var(--heat)}.spot{fill:var(--s1)}.mark{fill:none;stroke:var(--ink);stroke-width:1.6}
 .line.s0,.whisker.s0{stroke:var(--s0)}.dot.s0,svg .label.s0{fill:var(--s0)}
 .line.s1,.whisker.s1{stroke:var(--s1)}.dot.s1,svg .label.s1{fill:var(--s1)}
 .line.s2,.whisker.s2{stroke:var(--s2)}.dot.s2,svg .label.s2{fill:var(--s2)}
