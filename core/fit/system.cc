@@ -54,38 +54,55 @@ const SplitMoments& Of(const MomentGroup& group, RowSet rows) {
   return rows == RowSet::kHeldOut ? group.held_out : group.fit;
 }
 
-std::vector<int64_t> Indices(std::span<const Run> runs) {
-  std::vector<int64_t> indices;
+int64_t TotalWidth(std::span<const Run> runs) {
+  int64_t width = 0;
+  for (const Run& run : runs) width += run.width;
+  return width;
+}
+
+// Copies the runs of one row side by side.
+void CopyRuns(const double* row, std::span<const Run> runs, double* to) {
+  for (const Run& run : runs) to = std::copy_n(row + run.begin, run.width, to);
+}
+
+// Columns of the system that are dead in the group.
+std::vector<int64_t> DeadColumns(const std::vector<uint8_t>& dead, std::span<const Run> runs) {
+  std::vector<int64_t> columns;
+  int64_t at = 0;
   for (const Run& run : runs) {
-    for (int64_t i = 0; i < run.width; ++i) indices.push_back(run.begin + i);
+    for (int64_t i = 0; i < run.width; ++i, ++at) {
+      if (dead[run.begin + i] != 0) columns.push_back(at);
+    }
   }
-  return indices;
+  return columns;
 }
 
 // One split's sub-block.
 System Cut(const MomentGroup& group, const std::vector<uint8_t>& dead,
            std::span<const Run> features, std::span<const Run> targets, const SplitMoments& split) {
-  const std::vector<int64_t> rows = Indices(features);
-  const std::vector<int64_t> columns = Indices(targets);
-  System out;
-  out.rows = split.rows;
-  out.weight = split.weight;
-  out.gram = Matrix(static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows.size()));
-  out.cross = Matrix(static_cast<int64_t>(rows.size()), static_cast<int64_t>(columns.size()));
-  out.mean_x.resize(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (dead[rows[i]] != 0) continue;
-    out.mean_x[i] = split.mean_x[rows[i]];
-    const double* gram = split.gram.data() + rows[i] * group.feature_columns;
-    const double* cross = split.cross.data() + rows[i] * group.target_columns;
-    for (size_t j = 0; j < rows.size(); ++j) {
-      if (dead[rows[j]] == 0) out.gram.row(i)[j] = gram[rows[j]];
+  const int64_t p = TotalWidth(features);
+  const int64_t q = TotalWidth(targets);
+  System out{.rows = split.rows, .weight = split.weight};
+  out.mean_x.resize(static_cast<size_t>(p));
+  out.mean_y.resize(static_cast<size_t>(q));
+  out.target_ss.resize(static_cast<size_t>(q));
+  out.gram = Matrix(p, p);
+  out.cross = Matrix(p, q);
+  CopyRuns(split.mean_x.data(), features, out.mean_x.data());
+  CopyRuns(split.mean_y.data(), targets, out.mean_y.data());
+  CopyRuns(split.target_ss.data(), targets, out.target_ss.data());
+  int64_t at = 0;
+  for (const Run& run : features) {
+    for (int64_t row = run.begin; row < run.begin + run.width; ++row, ++at) {
+      CopyRuns(split.gram.data() + row * group.feature_columns, features, out.gram.row(at));
+      CopyRuns(split.cross.data() + row * group.target_columns, targets, out.cross.row(at));
     }
-    for (size_t j = 0; j < columns.size(); ++j) out.cross.row(i)[j] = cross[columns[j]];
   }
-  for (int64_t column : columns) {
-    out.mean_y.push_back(split.mean_y[column]);
-    out.target_ss.push_back(split.target_ss[column]);
+  for (int64_t column : DeadColumns(dead, features)) {
+    out.mean_x[column] = 0;
+    std::fill_n(out.gram.row(column), p, 0.0);
+    std::fill_n(out.cross.row(column), q, 0.0);
+    for (int64_t i = 0; i < p; ++i) out.gram.row(i)[column] = 0;
   }
   return out;
 }
