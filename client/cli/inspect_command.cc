@@ -59,9 +59,18 @@ std::string RopeText(const model::RopeSpec& rope, artifact::Format format) {
                          rope.params.attention_factor);
 }
 
+// "3 2 1 V3": layers of the same component, then those of the other.
+std::string SourcesText(const mapper::LayerMap& map, absl::string_view other) {
+  std::vector<std::string> words;
+  for (const int32_t layer : map.sources) words.push_back(absl::StrCat(layer));
+  for (const int32_t layer : map.cross_sources) words.push_back(absl::StrCat(other, layer));
+  return absl::StrJoin(words, " ");
+}
+
 base::Json LayerJson(const mapper::LayerMap& layer) {
   return {{"support", std::string(mapper::Name(layer.support))},
           {"sources", layer.sources},
+          {"cross_sources", layer.cross_sources},
           {"head_source", layer.head_source}};
 }
 
@@ -122,8 +131,7 @@ std::string ArtifactText(const artifact::Artifact& artifact, bool color) {
     const mapper::LayerMap& value = mapper.values[i];
     const std::string key_support(mapper::Name(key.support));
     const std::string value_support(mapper::Name(value.support));
-    table.AddRow({absl::StrCat(i), absl::StrJoin(key.sources, " "),
-                  absl::StrJoin(value.sources, " "),
+    table.AddRow({absl::StrCat(i), SourcesText(key, "V"), SourcesText(value, "K"),
                   key_support == value_support ? key_support
                                                : absl::StrCat(key_support, "/", value_support)});
   }

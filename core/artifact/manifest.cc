@@ -65,30 +65,43 @@ absl::StatusOr<std::vector<int32_t>> Indices(const Json& object, absl::string_vi
 }
 
 Json ListsToJson(const LayerLists& lists) {
-  return {{"support", Word(kSupports, lists.support)},
-          {"sources", lists.sources},
-          {"head_source", lists.head_source}};
+  Json json = {{"support", Word(kSupports, lists.support)},
+               {"sources", lists.sources},
+               {"head_source", lists.head_source}};
+  if (!lists.cross_sources.empty()) json["cross_sources"] = lists.cross_sources;
+  return json;
+}
+
+absl::StatusOr<std::vector<int32_t>> DistinctLayers(const Json& lists, absl::string_view key,
+                                                    absl::string_view path) {
+  KVB_ASSIGN_OR_RETURN(std::vector<int32_t> layers, Indices(lists, key, path));
+  if (layers.empty() || std::set(layers.begin(), layers.end()).size() != layers.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ".", key, ": expected at least one source layer, each once, got ",
+                     lists[std::string(key)].dump().substr(0, 80)));
+  }
+  return layers;
 }
 
 absl::StatusOr<LayerLists> ListsFromJson(const Json& layer, absl::string_view component,
                                          absl::string_view layer_path) {
   KVB_ASSIGN_OR_RETURN(const Json* json, base::GetObject(layer, component, layer_path));
   const std::string path = absl::StrCat(layer_path, ".", component);
-  KVB_RETURN_IF_ERROR(base::RefuseUnknownKeys(*json, {"support", "sources", "head_source"}, path));
+  KVB_RETURN_IF_ERROR(
+      base::RefuseUnknownKeys(*json, {"support", "sources", "cross_sources", "head_source"}, path));
   if (json->value("support", Json()) == "mlp") {
     return absl::UnimplementedError(
         absl::StrCat(path, ".support: \"mlp\" is not supported by this version"));
   }
   LayerLists lists;
   KVB_ASSIGN_OR_RETURN(lists.support, Parse(kSupports, *json, "support", path));
-  KVB_ASSIGN_OR_RETURN(lists.sources, Indices(*json, "sources", path));
   KVB_ASSIGN_OR_RETURN(lists.head_source, Indices(*json, "head_source", path));
-  const std::set<int32_t> distinct(lists.sources.begin(), lists.sources.end());
-  if (lists.sources.empty() || distinct.size() != lists.sources.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ".sources: expected at least one source layer, each once, got ",
-                     (*json)["sources"].dump().substr(0, 80)));
+  if (json->contains("cross_sources")) {
+    KVB_ASSIGN_OR_RETURN(lists.cross_sources, DistinctLayers(*json, "cross_sources", path));
+    KVB_ASSIGN_OR_RETURN(lists.sources, Indices(*json, "sources", path));
+    if (lists.sources.empty()) return lists;
   }
+  KVB_ASSIGN_OR_RETURN(lists.sources, DistinctLayers(*json, "sources", path));
   return lists;
 }
 

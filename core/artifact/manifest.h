@@ -14,6 +14,7 @@
 //   strip_rope      bool; false = fitted on keys as they are cached
 //   layers          one per target layer: {"key": M, "value": M} with M = {"support": "full" |
 //                   "head_local", "sources": [distinct source layers, in feature order],
+//                   "cross_sources": [the same, read for the other component; left out if empty],
 //                   "head_source": [source head of each target head; empty = identity]}
 //   key_norm        {"kind": "none"} | {"kind": "k_norm", "eps": number} | {"kind": "scale"}
 //   fit             {"lambda": number >= 0, "lambda_convention": "raw_gram" | "gram_over_rows" |
@@ -79,6 +80,7 @@ struct Evidence {
 struct LayerLists {
   mapper::Support support = mapper::Support::kFull;
   std::vector<int32_t> sources;
+  std::vector<int32_t> cross_sources;
   std::vector<int32_t> head_source;
 };
 

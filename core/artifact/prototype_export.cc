@@ -37,6 +37,9 @@ absl::Status CheckExpressible(const mapper::Mapper& mapper) {
     if (key.support != mapper::Support::kFull || value.support != mapper::Support::kFull) {
       return CannotExpress(absl::StrCat("the head-local map of layer ", l));
     }
+    if (!key.cross_sources.empty() || !value.cross_sources.empty()) {
+      return CannotExpress(absl::StrCat("cross sources of layer ", l));
+    }
     if (key.sources != value.sources) {
       return CannotExpress(absl::StrCat("different source lists for K and V of layer ", l));
     }

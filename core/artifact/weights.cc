@@ -48,8 +48,10 @@ absl::StatusOr<mapper::LayerMap> TakeLayer(TensorTable* table, const Manifest& m
                                            const LayerLists& lists, absl::string_view component,
                                            int layer, StDType dtype) {
   const model::KvGeometry& target = manifest.target.geometry;
-  mapper::LayerMap map{
-      .support = lists.support, .sources = lists.sources, .head_source = lists.head_source};
+  mapper::LayerMap map{.support = lists.support,
+                       .sources = lists.sources,
+                       .cross_sources = lists.cross_sources,
+                       .head_source = lists.head_source};
   const std::vector<int64_t> weight_shape = {
       target.kv_heads, map.features(manifest.source.geometry), target.head_dim};
   const std::vector<int64_t> bias_shape = {target.kv_heads, target.head_dim};
@@ -81,7 +83,7 @@ StTensor RowTensor(const std::vector<float>& row) {
 }
 
 LayerLists ListsOf(const mapper::LayerMap& map) {
-  return {map.support, map.sources, map.head_source};
+  return {map.support, map.sources, map.cross_sources, map.head_source};
 }
 
 }  // namespace

@@ -72,15 +72,15 @@ absl::Status CheckTensor(const std::string& field, const TensorRef& tensor,
   return absl::OkStatus();
 }
 
-absl::Status CheckSources(const std::string& field, const LayerMap& map, const KvGeometry& source) {
-  if (map.sources.empty()) return Mismatch(field, "at least one source layer", "none");
-  for (size_t i = 0; i < map.sources.size(); ++i) {
-    const int32_t layer = map.sources[i];
+absl::Status CheckSources(const std::string& field, const std::vector<int32_t>& layers,
+                          const KvGeometry& source) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const int32_t layer = layers[i];
     if (layer < 0 || layer >= source.layers) {
       return Mismatch(absl::StrCat(field, "[", i, "]"),
                       absl::StrCat("a layer below ", source.layers), layer);
     }
-    if (std::find(map.sources.begin(), map.sources.begin() + i, layer) != map.sources.begin() + i) {
+    if (std::find(layers.begin(), layers.begin() + i, layer) != layers.begin() + i) {
       return Mismatch(absl::StrCat(field, "[", i, "]"), "each layer once",
                       absl::StrCat(layer, " again"));
     }
@@ -118,7 +118,11 @@ absl::Status CheckLayers(absl::string_view name, const std::vector<LayerMap>& la
   for (size_t l = 0; l < layers.size(); ++l) {
     const LayerMap& map = layers[l];
     const std::string path = absl::StrCat(name, "[", l, "]");
-    KVB_RETURN_IF_ERROR(CheckSources(path + ".sources", map, source));
+    if (map.plane_count() == 0) {
+      return Mismatch(path + ".sources", "at least one source layer", "none");
+    }
+    KVB_RETURN_IF_ERROR(CheckSources(path + ".sources", map.sources, source));
+    KVB_RETURN_IF_ERROR(CheckSources(path + ".cross_sources", map.cross_sources, source));
     KVB_RETURN_IF_ERROR(CheckHeadSource(path + ".head_source", map, source, target));
     KVB_RETURN_IF_ERROR(CheckTensor(path + ".weight", map.weight,
                                     {target.kv_heads, map.features(source), target.head_dim}));
@@ -177,6 +181,14 @@ absl::string_view Name(Support support) {
       return "head_local";
   }
   return "unknown";
+}
+
+std::vector<SourcePlane> LayerMap::planes(kv::Component own) const {
+  const auto other = own == kv::Component::kKey ? kv::Component::kValue : kv::Component::kKey;
+  std::vector<SourcePlane> planes;
+  for (const int32_t layer : sources) planes.push_back({layer, own});
+  for (const int32_t layer : cross_sources) planes.push_back({layer, other});
+  return planes;
 }
 
 int64_t Mapper::parameters() const {

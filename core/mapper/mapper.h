@@ -5,7 +5,8 @@
 //
 // X holds, for the layers that target layer l lists, in the order listed, the source's un-rotated
 // keys (or its values): all heads (full-head, arXiv 2608.03893) or only head a(h) (head-local,
-// arXiv 2609.00891).
+// arXiv 2609.00891). A map may also read the other component: source values into target keys and
+// back, which helps at equal bytes (docs/method.md).
 #pragma once
 
 #include <cstdint>
@@ -33,21 +34,33 @@ struct TensorRef {
 enum class Support : uint8_t { kFull, kHeadLocal };
 absl::string_view Name(Support support);
 
+// K or V of one source layer.
+struct SourcePlane {
+  int32_t layer = 0;
+  kv::Component component = kv::Component::kKey;
+  friend bool operator==(const SourcePlane&, const SourcePlane&) = default;
+};
+
 // K or V of one target layer.
 struct LayerMap {
   Support support = Support::kFull;
-  std::vector<int32_t> sources;  // source layers, in feature order
+  std::vector<int32_t> sources;        // source layers read for the same component
+  std::vector<int32_t> cross_sources;  // source layers read for the other component
   // Head-local only: source head read by each target head; empty = identity.
   std::vector<int32_t> head_source;
-  // [target_heads, features, target_head_dim]; features are layer-major, then source head, then
-  // source dim: sources.size() * (full ? source_heads : 1) * source_head_dim.
+  // [target_heads, features, target_head_dim]; features are plane-major (planes()), then source
+  // head, then source dim: planes * (full ? source_heads : 1) * source_head_dim.
   TensorRef weight;
   TensorRef bias;  // [target_heads, target_head_dim]
 
   int64_t features(const model::KvGeometry& source) const {
-    return int64_t(sources.size()) * (support == Support::kFull ? source.kv_heads : 1) *
-           source.head_dim;
+    return plane_count() * (support == Support::kFull ? source.kv_heads : 1) * source.head_dim;
   }
+  int64_t plane_count() const {
+    return static_cast<int64_t>(sources.size() + cross_sources.size());
+  }
+  // What a map of component `own` reads, in feature order: sources, then cross_sources.
+  std::vector<SourcePlane> planes(kv::Component own) const;
 };
 
 // A regression's prediction is shorter than the truth; with k_norm the right length is known.

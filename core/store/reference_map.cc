@@ -45,10 +45,10 @@ std::vector<double> Features(const mapper::Mapper& mapper, const mapper::LayerMa
                              kv::Component component, int32_t head) {
   std::vector<double> features;
   std::vector<float> row(static_cast<size_t>(source.row()));
-  for (const int32_t layer : map.sources) {
-    kv::ReadRows(source, layer, component, {token, token + 1}, row.data());
+  for (const auto& [layer, plane] : map.planes(component)) {
+    kv::ReadRows(source, layer, plane, {token, token + 1}, row.data());
     std::vector<double> wide(row.begin(), row.end());
-    if (component == kv::Component::kKey && mapper.strip_rope) {
+    if (plane == kv::Component::kKey && mapper.strip_rope) {
       const model::RopeParams& params = mapper.source.rope.ForLayer(layer);
       for (int32_t h = 0; h < source.kv_heads; ++h) {
         Rotate(params, static_cast<double>(position), -1, 1 / params.attention_factor,

@@ -30,7 +30,7 @@ Blocking BlockingOf(const Mapper& m, Precision precision) {
 }
 
 int64_t SegmentCount(const LayerMap& map, const Blocking& blocking) {
-  return int64_t(map.sources.size()) * (map.support == Support::kFull ? blocking.source_heads : 1);
+  return map.plane_count() * (map.support == Support::kFull ? blocking.source_heads : 1);
 }
 
 // Of one target head.
@@ -45,6 +45,10 @@ std::string FieldName(int32_t layer, Component c, absl::string_view tensor) {
 absl::Status NotFinite(const std::string& field, int32_t head) {
   return absl::InvalidArgumentError(
       absl::StrCat(field, ": expected finite numbers, got NaN or infinity in head ", head));
+}
+
+size_t SlotIndex(const mapper::SourcePlane& plane) {
+  return size_t(2) * plane.layer + static_cast<size_t>(plane.component);
 }
 
 int32_t IndexOf(std::vector<model::RopeParams>& known, const model::RopeParams& params) {
@@ -89,9 +93,7 @@ void ResidentWeights::PlanPlanes() {
   slots_.assign(size_t(mapper_->source.geometry.layers) * 2, -1);
   for (int32_t l = 0; l < mapper_->target.geometry.layers; ++l) {
     for (Component c : kv::kComponents) {
-      for (int32_t source : mapper_->layer(l, c).sources) {
-        slots_[2 * source + static_cast<int>(c)] = 0;
-      }
+      for (const auto& plane : mapper_->layer(l, c).planes(c)) slots_[SlotIndex(plane)] = 0;
     }
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -107,18 +109,20 @@ void ResidentWeights::PlanLayers() {
     for (Component c : kv::kComponents) {
       const LayerMap& map = mapper_->layer(l, c);
       ResidentLayer layer{.support = map.support, .weights = weights};
-      const auto slot = [&](int32_t source) { return slots_[2 * source + static_cast<int>(c)]; };
+      const std::vector<mapper::SourcePlane> planes = map.planes(c);
       if (map.support == Support::kFull) {
-        for (int32_t source : map.sources) {
+        for (const auto& plane : planes) {
           for (int32_t h = 0; h < blocking_.source_heads; ++h) {
-            layer.segments.push_back({slot(source), h});
+            layer.segments.push_back({slots_[SlotIndex(plane)], h});
           }
         }
       } else {
         layer.head_segments.resize(blocking_.target_heads);
         for (int32_t h = 0; h < blocking_.target_heads; ++h) {
           const int32_t head = map.head_source.empty() ? h : map.head_source[h];
-          for (int32_t source : map.sources) layer.head_segments[h].push_back({slot(source), head});
+          for (const auto& plane : planes) {
+            layer.head_segments[h].push_back({slots_[SlotIndex(plane)], head});
+          }
         }
       }
       weights += HeadBytes(map, blocking_) * blocking_.target_heads;

@@ -138,7 +138,7 @@ absl::StatusOr<std::variant<Message, ReceivedChunk>> Parse(const grpc::ByteBuffe
   Message parsed;
   if (!parsed.ParseFromString(Prefix(*slices, total))) return NotAMessage(what);
   if (parsed.has_chunk()) return ChunkFromMessage(std::move(*parsed.mutable_chunk()));
-  return std::move(parsed);
+  return parsed;
 }
 
 grpc::Slice SliceReleasing(std::span<const std::byte> data, std::function<void()> release) {

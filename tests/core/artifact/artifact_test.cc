@@ -50,7 +50,8 @@ TEST_F(ArtifactTest, EveryKindOfMapperSurvivesSaveAndLoad) {
   for (const auto support : {mapper::Support::kFull, mapper::Support::kHeadLocal}) {
     for (const auto dtype : {tensor::DType::kF32, tensor::DType::kBf16}) {
       for (const auto kind : {Kind::kNone, Kind::kKNorm, Kind::kScale}) {
-        const auto mapper = SyntheticMapper({.support = support, .dtype = dtype, .key_norm = kind});
+        const auto mapper = SyntheticMapper(
+            {.cross = kind == Kind::kKNorm, .support = support, .dtype = dtype, .key_norm = kind});
         const std::string name = std::to_string(index++);
         const std::string digest = Save(*mapper, name).value();
         const auto loaded = Load(name);
@@ -65,7 +66,8 @@ TEST_F(ArtifactTest, EveryKindOfMapperSurvivesSaveAndLoad) {
         EXPECT_EQ(read.key_norm.value_scale, mapper->key_norm.value_scale);
         for (int l = 0; l < 3; ++l) {
           for (const auto component : kv::kComponents) {
-            EXPECT_EQ(read.layer(l, component).sources, mapper->layer(l, component).sources);
+            EXPECT_EQ(read.layer(l, component).planes(component),
+                      mapper->layer(l, component).planes(component));
             EXPECT_EQ(read.layer(l, component).support, support);
             ExpectSameTensor(read.layer(l, component).weight, mapper->layer(l, component).weight);
             ExpectSameTensor(read.layer(l, component).bias, mapper->layer(l, component).bias);

@@ -84,6 +84,13 @@ TEST(ManifestTest, EveryDamageIsNamed) {
          j["layers"][0]["value"]["sources"] = {1, 1};
        },
        invalid, "layers[0].value.sources"},
+      {"cross twice",
+       [](Json& j) {
+         j["layers"][0]["value"]["cross_sources"] = {1, 1};
+       },
+       invalid, "layers[0].value.cross_sources"},
+      {"cross empty", [](Json& j) { j["layers"][0]["key"]["cross_sources"] = Json::array(); },
+       invalid, "layers[0].key.cross_sources"},
       {"float index", [](Json& j) { j["layers"][0]["key"]["sources"] = {0.0}; }, invalid,
        "layers[0].key.sources"},
       {"mlp", [](Json& j) { j["layers"][1]["key"]["support"] = "mlp"; },

@@ -168,6 +168,7 @@ TEST_F(PrototypeTest, WhatTheFormatCannotExpressIsNotExported) {
   };
   expect(export_status({.support = mapper::Support::kHeadLocal}, keep), "head-local");
   expect(export_status({.key_norm = mapper::KeyNorm::Kind::kScale}, keep), "renormalisation");
+  expect(export_status({.cross = true}, keep), "cross sources of layer 1");
   expect(export_status({}, keep), "different lengths");
   expect(export_status({}, [](mapper::Mapper& m) { m.values[0].sources = {1}; }), "K and V");
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));

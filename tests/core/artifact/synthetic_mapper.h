@@ -12,6 +12,7 @@
 namespace kvbridge::artifact {
 
 struct SyntheticOptions {
+  bool cross = false;  // maps read the other component too
   mapper::Support support = mapper::Support::kFull;
   tensor::DType dtype = tensor::DType::kF32;
   mapper::KeyNorm::Kind key_norm = mapper::KeyNorm::Kind::kNone;
@@ -47,6 +48,7 @@ inline std::shared_ptr<mapper::Mapper> SyntheticMapper(const SyntheticOptions& o
   for (int l = 0; l < 3; ++l) {
     for (auto* maps : {&mapper->keys, &mapper->values}) {
       mapper::LayerMap map{.support = options.support, .sources = sources[l]};
+      if (options.cross && l > 0) map.cross_sources = {l % 2};
       map.weight = fill({2, map.features(mapper->source.geometry), 8});
       map.bias = fill({2, 8});
       maps->push_back(std::move(map));

@@ -169,6 +169,7 @@ std::shared_ptr<Mapper> MakeMapper(const MapSpec& spec, std::mt19937& rng) {
     for (int32_t l = 0; l < spec.target.layers; ++l) {
       LayerMap map{.support = spec.support,
                    .sources = SomeLayers(spec.top_k, spec.source.layers, rng)};
+      if (spec.cross_k > 0) map.cross_sources = SomeLayers(spec.cross_k, spec.source.layers, rng);
       if (spec.permute_heads) {
         for (int32_t h = 0; h < spec.target.kv_heads; ++h) {
           map.head_source.push_back(static_cast<int32_t>(rng() % spec.source.kv_heads));
@@ -198,6 +199,7 @@ MapSpec RandomSpec(std::mt19937& rng) {
   spec.source = geometry();
   spec.target = geometry();
   spec.top_k = Pick({1, 2, 4}, rng);
+  spec.cross_k = Pick({0, 0, 1, 2}, rng);
   spec.support = Pick({Support::kFull, Support::kHeadLocal}, rng);
   spec.permute_heads = spec.support == Support::kHeadLocal &&
                        (spec.source.kv_heads != spec.target.kv_heads || rng() % 2 == 0);
@@ -233,11 +235,12 @@ std::vector<double> Reference(const Mapper& mapper, const TileSource& source, in
   for (int64_t t = 0; t < source.tokens.size(); ++t) {
     // [sources][heads][dims]
     std::vector<double> x;
-    for (int32_t s : map.sources) {
+    for (const auto& [s, component] : map.planes(c)) {
       const int64_t token = source.tokens.begin + t;
-      kv::ReadRows(*source.view, s, c, {token, token + 1}, row.data());
+      kv::ReadRows(*source.view, s, component, {token, token + 1}, row.data());
       std::vector<double> plane(row.begin(), row.end());
-      for (int32_t h = 0; h < from.kv_heads && rotated && source.keys_are_roped; ++h) {
+      const bool roped = component == Component::kKey && mapper.strip_rope && source.keys_are_roped;
+      for (int32_t h = 0; h < from.kv_heads && roped; ++h) {
         Rotate(mapper.source.rope.ForLayer(s), source.positions[t], -1,
                plane.data() + h * from.head_dim);
       }

@@ -77,6 +77,11 @@ INSTANTIATE_TEST_SUITE_P(
          "values: expected 3 entries, got 2"},
         {"no_sources", [](Mapper& m) { m.keys[1].sources.clear(); },
          "keys[1].sources: expected at least one source layer, got none"},
+        {"cross_beyond",
+         [](Mapper& m) {
+           m.keys[1].cross_sources = {0, 3};
+         },
+         "keys[1].cross_sources[1]: expected a layer below 3, got 3"},
         {"layer_beyond", [](Mapper& m) { m.keys[1].sources[1] = 3; },
          "keys[1].sources[1]: expected a layer below 3, got 3"},
         {"layer_negative", [](Mapper& m) { m.keys[1].sources[0] = -1; },

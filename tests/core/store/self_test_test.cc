@@ -35,7 +35,10 @@ TEST_F(SelfTestTest, EveryKindOfMapperPassesInBothPrecisions) {
     for (const auto support : {mapper::Support::kFull, mapper::Support::kHeadLocal}) {
       for (const auto kind : {Kind::kNone, Kind::kKNorm, Kind::kScale}) {
         const absl::Status status =
-            Run(SyntheticMapper({.support = support, .key_norm = kind}), precision);
+            Run(SyntheticMapper({.cross = kind == mapper::KeyNorm::Kind::kNone,
+                                 .support = support,
+                                 .key_norm = kind}),
+                precision);
         EXPECT_TRUE(status.ok()) << status;
       }
     }
