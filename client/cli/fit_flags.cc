@@ -17,6 +17,11 @@ CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help,
 
 // What a whole fit takes too.
 void AddShardOptions(CLI::App* app, AccumulateFlags& f) {
+  app->add_option("--layout", f.layout,
+                  "Which source columns explain which target columns: all heads, the same head, or "
+                  "K and V together")
+      ->check(CLI::IsMember({"full", "head_local", "joint"}))
+      ->capture_default_str();
   app->add_option("--held-out", f.held_out, "Share of sequences that choose instead of fitting")
       ->capture_default_str();
   app->add_option("--seed", f.seed, "Of which are held out")->capture_default_str();
@@ -41,11 +46,6 @@ void AddAccumulate(CLI::App* fit, AccumulateFlags& f, const std::stop_token& sto
                  [&f, stop](const Output& output) { return RunFitAccumulate(f, output, stop); });
   app->add_option("shards", f.shards, "Folder of shards")->required();
   app->add_option("-o,--out", f.out, "Moments file")->required();
-  app->add_option("--layout", f.layout,
-                  "Which source columns explain which target columns: all heads, the same head, or "
-                  "K and V together")
-      ->check(CLI::IsMember({"full", "head_local", "joint"}))
-      ->capture_default_str();
   AddShardOptions(app, f);
   app->add_option("--shard", f.shard, "I/N: the I-th of N machines takes every N-th sequence")
       ->capture_default_str();

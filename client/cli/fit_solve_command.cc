@@ -36,6 +36,7 @@ fit::SolveOptions OwnOptions(const SolveFlags& flags) {
   fit::SolveOptions options;
   options.order = flags.order == "probe" ? fit::Order::kProbe : fit::Order::kForward;
   options.joint_lists = flags.select == "joint";
+  options.cross = !flags.no_cross;
   options.support = flags.support == "full"         ? fit::SupportRule::kFull
                     : flags.support == "head_local" ? fit::SupportRule::kHeadLocal
                                                     : fit::SupportRule::kAuto;
@@ -85,6 +86,16 @@ std::string Cell(const Json& number) {
   return number.is_number() ? absl::StrFormat("%.4g", number.get<double>()) : "-";
 }
 
+// "3,2 value 3": the component's own layers, then the other's.
+std::string Sources(const Json& map, const std::string& component) {
+  const auto list = [&](const char* name) {
+    return absl::StrJoin(map[name].get<std::vector<int32_t>>(), ",");
+  };
+  const std::string cross = list("cross_sources");
+  if (cross.empty()) return list("sources");
+  return absl::StrCat(list("sources"), " ", component == "key" ? "value" : "key", " ", cross);
+}
+
 std::vector<std::string> LayerRow(size_t layer, const char* component, const Json& map) {
   const Json& rounding = map["rounding"];
   const std::string cost =
@@ -92,7 +103,7 @@ std::vector<std::string> LayerRow(size_t layer, const char* component, const Jso
   return {absl::StrCat(layer),
           component,
           map["support"].get<std::string>(),
-          absl::StrJoin(map["sources"].get<std::vector<int32_t>>(), ","),
+          Sources(map, component),
           Cell(map["r2_held_out"]),
           Cell(map["r2_in_sample"]),
           Cell(map["lambda"]),

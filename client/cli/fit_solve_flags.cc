@@ -25,6 +25,7 @@ void AddSolveOptions(CLI::App* app, SolveFlags& f) {
   app->add_option("--select", f.select, "One list of source layers for K and V, or two")
       ->check(CLI::IsMember({"joint", "separate"}))
       ->capture_default_str();
+  app->add_flag("--no-cross", f.no_cross, "Of joint moments, K from K and V from V only");
   CLI::Option* lambda =
       app->add_option("--lambda", f.lambda, "Ridge; default: chosen by held-out error")
           ->check(CLI::NonNegativeNumber);

@@ -28,6 +28,7 @@ struct SolveFlags {
   std::string support = "auto";
   std::string order = "forward";
   std::string select = "separate";
+  bool no_cross = false;
   std::optional<double> lambda;  // none = chosen
   std::string lambda_convention = "relative_mean_diagonal";
   int32_t max_k = 8;

@@ -101,9 +101,18 @@ void Place(const Unit& unit, const Ridge& ridge, int32_t head_dim, DType dtype,
 // The mapper's storage: one buffer per tensor.
 using Buffers = std::vector<std::vector<std::byte>>;
 
-mapper::LayerMap TakeLayer(SolvedLayer& solved, const model::KvGeometry& target, DType dtype,
+mapper::LayerMap TakeLayer(SolvedLayer& solved, const Moments& moments, DType dtype,
                            Buffers& buffers) {
-  mapper::LayerMap map{.support = solved.point.support, .sources = solved.point.sources};
+  const model::KvGeometry& target = moments.target.geometry;
+  const int32_t layers = moments.source.geometry.layers;
+  mapper::LayerMap map{.support = solved.point.support};
+  for (int32_t source : solved.point.sources) {
+    if (source < layers) {
+      map.sources.push_back(source);
+    } else {
+      map.cross_sources.push_back(source - layers);
+    }
+  }
   const auto take = [&](std::vector<std::byte>& bytes, std::vector<int64_t> shape) {
     buffers.push_back(std::move(bytes));
     return mapper::TensorRef{.dtype = dtype, .shape = std::move(shape), .data = buffers.back()};
@@ -171,10 +180,10 @@ mapper::Mapper AssembleMapper(const Moments& moments, std::vector<SolvedLayer>& 
   out.strip_rope = moments.strip_rope;
   out.key_norm = std::move(key_norm);
   for (SolvedLayer& layer : keys) {
-    out.keys.push_back(TakeLayer(layer, moments.target.geometry, dtype, *buffers));
+    out.keys.push_back(TakeLayer(layer, moments, dtype, *buffers));
   }
   for (SolvedLayer& layer : values) {
-    out.values.push_back(TakeLayer(layer, moments.target.geometry, dtype, *buffers));
+    out.values.push_back(TakeLayer(layer, moments, dtype, *buffers));
   }
   out.storage = std::move(buffers);
   return out;

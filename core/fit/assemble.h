@@ -43,8 +43,9 @@ struct FinalOptions {
   tensor::DType dtype = tensor::DType::kBf16;  // or kF32
 };
 
-// Solves a chosen point. Its R2 are measured anew, so that points that were never traced have them.
-// `units` are UnitsFor of the point's support.
+// Solves a chosen point, whose sources of the component itself come first. Its R2 are measured
+// anew, so that points that were never traced have them. `units` are UnitsFor of the point's
+// support.
 absl::StatusOr<SolvedLayer> SolveLayer(const std::vector<Unit>& units,
                                        const model::KvGeometry& target, CurvePoint point,
                                        const FinalOptions& options);

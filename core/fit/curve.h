@@ -34,7 +34,7 @@ struct Judgement {
 
 struct CurvePoint {
   mapper::Support support = mapper::Support::kFull;
-  std::vector<int32_t> sources;
+  std::vector<int32_t> sources;  // as in system.h, in the order they were added
   Lambda lambda;
   int64_t parameters = 0;
   Judgement judged;

@@ -75,6 +75,7 @@ const char* SupportName(SupportRule rule) {
 Json Settings(const SolveOptions& o) {
   return {{"order", o.order == Order::kForward ? "forward" : "probe"},
           {"lists", o.joint_lists ? "joint" : "separate"},
+          {"cross", o.cross},
           {"support", SupportName(o.support)},
           {"choice", ChoiceName(o)},
           {"lambda", o.lambda ? Json(o.lambda->value) : Json(nullptr)},
@@ -106,6 +107,15 @@ Json LayerJson(const SolveRecord& record, const SolvedLayer& layer, const Curve*
   if (curve != nullptr) {
     for (const CurvePoint& point : curve->points) points.push_back(PointJson(record, point));
   }
+  Json own = Json::array(), cross = Json::array();
+  const int32_t layers = record.moments->source.geometry.layers;
+  for (int32_t source : layer.point.sources) {
+    if (source < layers) {
+      own.push_back(source);
+    } else {
+      cross.push_back(source - layers);
+    }
+  }
   Json rounding = nullptr;
   if (layer.rounding) {
     rounding = {{"plain", Number(layer.rounding->plain)},
@@ -113,7 +123,8 @@ Json LayerJson(const SolveRecord& record, const SolvedLayer& layer, const Curve*
                 {"used", layer.rounding->feedback_used ? "feedback" : "plain"}};
   }
   return {{"support", Text(mapper::Name(layer.point.support))},
-          {"sources", layer.point.sources},
+          {"sources", std::move(own)},
+          {"cross_sources", std::move(cross)},
           {"lambda", Number(layer.point.lambda.value)},
           {"r2_in_sample", Number(layer.point.judged.in_sample)},
           {"r2_held_out", Number(layer.point.judged.held_out)},

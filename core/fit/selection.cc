@@ -46,10 +46,10 @@ double SumOf(const std::vector<double>& values, int64_t begin, int64_t width) {
 }
 
 // R2 of each target layer of the bundle.
-absl::StatusOr<std::vector<double>> ProbeBundle(const Bundle& bundle, int32_t source_layer,
+absl::StatusOr<std::vector<double>> ProbeBundle(const Bundle& bundle, int32_t source,
                                                 const ProbeOptions& options) {
   const auto gather = [&](RowSet rows) {
-    return Gather(*bundle.unit.group, *bundle.unit.dead, {&bundle.unit.features[source_layer], 1},
+    return Gather(*bundle.unit.group, *bundle.unit.dead, {&bundle.unit.features[source], 1},
                   bundle.targets, rows);
   };
   const System fitted = gather(options.in_sample ? RowSet::kBoth : RowSet::kFit);
@@ -74,7 +74,7 @@ absl::StatusOr<std::vector<double>> ProbeBundle(const Bundle& bundle, int32_t so
 absl::StatusOr<ProbeScores> Probe(const Moments& moments, const ColumnAudit& audit,
                                   const ProbeOptions& options, const Loops& loops) {
   KVB_ASSIGN_OR_RETURN(const std::vector<Bundle> bundles, MakeBundles(moments, audit));
-  const int64_t sources = moments.source.geometry.layers;
+  const auto sources = static_cast<int64_t>(bundles.front().unit.features.size());
   std::vector<std::vector<double>> found(bundles.size() * static_cast<size_t>(sources));
   KVB_RETURN_IF_ERROR(
       ForEach(loops, "probing", static_cast<int64_t>(found.size()), [&](int64_t i) -> absl::Status {
@@ -113,7 +113,7 @@ std::vector<std::vector<double>> JointScores(const ProbeScores& scores) {
   return joint;
 }
 
-std::vector<int32_t> RankLayers(const std::vector<double>& scores) {
+std::vector<int32_t> RankSources(const std::vector<double>& scores) {
   std::vector<int32_t> order(scores.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),

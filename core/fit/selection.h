@@ -27,7 +27,7 @@ struct ProbeOptions {
   bool in_sample = false;
 };
 
-// [component][target layer][source layer].
+// [component][target layer][source], with sources as in system.h.
 using ProbeScores = std::array<std::vector<std::vector<double>>, 2>;
 
 absl::StatusOr<ProbeScores> Probe(const Moments& moments, const ColumnAudit& audit,
@@ -36,7 +36,7 @@ absl::StatusOr<ProbeScores> Probe(const Moments& moments, const ColumnAudit& aud
 // The mean of both components: what one list for K and V is chosen by.
 std::vector<std::vector<double>> JointScores(const ProbeScores& scores);
 
-// Source layers by falling score, ties to the lower index.
-std::vector<int32_t> RankLayers(const std::vector<double>& scores);
+// Sources by falling score, ties to the lower index.
+std::vector<int32_t> RankSources(const std::vector<double>& scores);
 
 }  // namespace kvbridge::fit

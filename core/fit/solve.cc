@@ -23,6 +23,8 @@ using mapper::Support;
 
 // A list of head-local layers may be this much longer: its maps are smaller by the number of heads.
 constexpr int32_t kHeadLocalStretch = 2;
+// Full-head lists of more columns than this get their order from matched heads.
+constexpr int64_t kMostGreedyColumns = 2048;
 // Greedy steps look at this many candidates per place in the list, the best by their probes.
 constexpr int32_t kCandidatesPerPlace = 2;
 constexpr int32_t kLeastCandidates = 8;
@@ -60,6 +62,8 @@ class Solver {
   absl::StatusOr<Solution> Run() {
     KVB_ASSIGN_OR_RETURN(audit_, AuditColumns(moments_));
     KVB_ASSIGN_OR_RETURN(supports_, Supports());
+    sources_ = moments_.source.geometry.layers;
+    if (options_.cross && moments_.layout == Layout::kJoint) sources_ *= 2;
     criterion_ = moments_.groups.front().held_out.rows > 0 ? Criterion::kHeldOut : Criterion::kGcv;
     KVB_RETURN_IF_ERROR(StartPool());
     const SingleThreadedBlas blas;
@@ -107,7 +111,7 @@ class Solver {
   int32_t MaxSources(Support support) const {
     const int32_t places = options_.choice == ChoiceRule::kFixed ? options_.k : options_.max_k;
     const bool stretch = support == Support::kHeadLocal && supports_.size() > 1;
-    return std::min(moments_.source.geometry.layers, stretch ? kHeadLocalStretch * places : places);
+    return std::min(sources_, stretch ? kHeadLocalStretch * places : places);
   }
 
   // As many threads as there are processors and as the memory allows.
@@ -149,10 +153,12 @@ class Solver {
            !options_.lambda || supports_.size() > 1;
   }
 
-  // Source layers in the order of their probes.
+  // Sources in the order of their probes.
   std::vector<int32_t> Ranked(int32_t layer, Component c) const {
-    if (options_.joint_lists) return RankLayers(JointScores(scores_)[layer]);
-    return RankLayers(scores_[static_cast<size_t>(c)][layer]);
+    std::vector<double> scores =
+        options_.joint_lists ? JointScores(scores_)[layer] : scores_[static_cast<size_t>(c)][layer];
+    scores.resize(static_cast<size_t>(sources_));
+    return RankSources(scores);
   }
 
   void TakeProbeLists() {
@@ -197,13 +203,14 @@ class Solver {
     }
   }
 
-  // Greedy steps are taken on matched heads where there are any: systems smaller by the number of
-  // heads, which rank layers alike. Full-head maps then follow their order.
+  // Greedy steps of large models are taken on matched heads where there are any: systems smaller by
+  // the number of heads. Full-head maps then follow their order.
   absl::Status TraceTask(int32_t layer, std::span<const Component> components) {
     const bool full = supports_.front() == Support::kFull;
     const bool local = supports_.back() == Support::kHeadLocal;
     bool greedy = options_.order == Order::kForward;
     const bool matched =
+        MaxSources(Support::kFull) * moments_.source.geometry.row() > kMostGreedyColumns &&
         UnitsFor(moments_, audit_, layer, components.front(), Support::kHeadLocal).ok();
     const int32_t longest = MaxSources(local ? Support::kHeadLocal : Support::kFull);
     std::vector<int32_t> candidates = Ranked(layer, components.front());
@@ -214,8 +221,10 @@ class Solver {
       KVB_ASSIGN_OR_RETURN(
           std::vector<Curve> traced,
           TraceSupport(layer, components, candidates, Support::kHeadLocal, longest, greedy));
-      candidates = traced.front().points.back().sources;
-      greedy = false;
+      if (matched && greedy) {
+        candidates = traced.front().points.back().sources;
+        greedy = false;
+      }
       if (local) Keep(std::move(traced));
     }
     if (full) {
@@ -263,13 +272,18 @@ class Solver {
     return ForEach(
         loops_, "solving", static_cast<int64_t>(curves_.size()), [&](int64_t i) -> absl::Status {
           const Curve& from = curves_[i];
-          const CurvePoint& point = from.points[chosen[i]];
+          CurvePoint point = from.points[chosen[i]];
+          // The order of a mapper's features: the component itself, then the other.
+          std::stable_partition(point.sources.begin(), point.sources.end(), [&](int32_t source) {
+            return source < moments_.source.geometry.layers;
+          });
           KVB_ASSIGN_OR_RETURN(
               const std::vector<Unit> units,
               UnitsFor(moments_, audit_, from.target_layer, from.component, point.support));
           auto& layers = from.component == Component::kKey ? keys_ : values_;
-          KVB_ASSIGN_OR_RETURN(layers[from.target_layer],
-                               SolveLayer(units, moments_.target.geometry, point, final));
+          KVB_ASSIGN_OR_RETURN(
+              layers[from.target_layer],
+              SolveLayer(units, moments_.target.geometry, std::move(point), final));
           return absl::OkStatus();
         });
   }
@@ -308,6 +322,7 @@ class Solver {
   const SolveOptions& options_;
   ColumnAudit audit_;
   std::vector<Support> supports_;
+  int32_t sources_ = 0;  // that a map may read
   Criterion criterion_ = Criterion::kHeldOut;
   std::unique_ptr<base::WorkerPool> pool_;
   Loops loops_;
@@ -324,6 +339,7 @@ SolveOptions PrototypeOptions(int32_t k) {
   SolveOptions options;
   options.order = Order::kProbe;
   options.joint_lists = true;
+  options.cross = false;
   options.support = SupportRule::kFull;
   options.choice = ChoiceRule::kFixed;
   options.k = k;

@@ -39,6 +39,7 @@ enum class ChoiceRule : uint8_t {
 struct SolveOptions {
   Order order = Order::kForward;
   bool joint_lists = false;  // one list for K and V of a target layer
+  bool cross = true;         // read the other component too, where the moments are joint
   SupportRule support = SupportRule::kAuto;
   ChoiceRule choice = ChoiceRule::kBest;
   int32_t k = 4;

@@ -40,12 +40,15 @@ std::optional<Unit> FindUnit(const Moments& moments, const ColumnAudit& audit, i
         FindRun(group.targets, target_layer, c, target_head, moments.target.geometry);
     if (!targets) continue;
     Unit unit{.group = &group, .dead = &audit.dead[g], .head = target_head, .targets = *targets};
-    for (int32_t layer = 0; layer < moments.source.geometry.layers; ++layer) {
-      const auto run = FindRun(group.features, layer, c, source_head, moments.source.geometry);
-      if (!run) break;
-      unit.features.push_back(*run);
+    const model::KvGeometry& source = moments.source.geometry;
+    for (Component of : {c, c == Component::kKey ? Component::kValue : Component::kKey}) {
+      for (int32_t layer = 0; layer < source.layers; ++layer) {
+        const auto run = FindRun(group.features, layer, of, source_head, source);
+        if (run) unit.features.push_back(*run);
+      }
     }
-    if (static_cast<int32_t>(unit.features.size()) == moments.source.geometry.layers) return unit;
+    const auto found = static_cast<int32_t>(unit.features.size());
+    if (found == source.layers || found == 2 * source.layers) return unit;
   }
   return std::nullopt;
 }

@@ -24,12 +24,15 @@ struct Run {
 
 // Target columns that are regressed on the same features: all heads of one layer and component, or
 // one head.
+//
+// A *source* is a number: s < source layers is the same component of source layer s; in joint
+// moments s >= source layers is the other component of source layer s - source layers.
 struct Unit {
   const MomentGroup* group = nullptr;
   const std::vector<uint8_t>* dead = nullptr;  // ColumnAudit of the group
   int32_t head = -1;                           // target head; -1 = all, head-major
   Run targets;
-  std::vector<Run> features;  // [source layers]: the columns that a layer adds
+  std::vector<Run> features;  // [sources]: the columns that each adds
 };
 
 // The units that together make K or V of one target layer. FAILED_PRECONDITION where the moments

@@ -84,6 +84,16 @@ std::vector<ColumnBlock> Blocks(const model::KvGeometry& geometry, Component c, 
   return blocks;
 }
 
+// Keys of all layers, then values.
+std::vector<ColumnBlock> BothBlocks(const model::KvGeometry& geometry) {
+  std::vector<ColumnBlock> blocks = Blocks(geometry, Component::kKey, -1);
+  for (ColumnBlock block : Blocks(geometry, Component::kValue, -1)) {
+    block.begin += geometry.layers * geometry.row();
+    blocks.push_back(block);
+  }
+  return blocks;
+}
+
 model::ModelSpec Spec(const char* id, int32_t layers) {
   model::ModelSpec spec;
   spec.identity = {.family = "test", .model_id = id, .revision = "r1", .tokenizer_sha256 = "00"};
@@ -144,17 +154,21 @@ Moments ReferenceMoments(const TestFamily& family, const TestRows& fit, const Te
                          Layout layout) {
   Moments moments{.source = family.source, .target = family.target, .layout = layout};
   auto storage = std::make_shared<Storage>();
+  const auto add = [&](std::vector<ColumnBlock> features, std::vector<ColumnBlock> targets) {
+    MomentGroup group{.features = std::move(features), .targets = std::move(targets)};
+    group.feature_columns = group.features.back().begin + group.features.back().width;
+    group.target_columns = group.targets.back().begin + group.targets.back().width;
+    group.fit = Sums(group, family, fit, *storage);
+    group.held_out = Sums(group, family, held_out, *storage);
+    moments.groups.push_back(std::move(group));
+  };
+  const model::KvGeometry& source = family.source.geometry;
+  const model::KvGeometry& target = family.target.geometry;
+  if (layout == Layout::kJoint) add(BothBlocks(source), BothBlocks(target));
   for (Component c : kv::kComponents) {
-    const bool full = layout == Layout::kFull;
-    for (int32_t head = full ? -1 : 0; head < (full ? 0 : family.target.geometry.kv_heads);
-         ++head) {
-      MomentGroup group{.features = Blocks(family.source.geometry, c, head),
-                        .targets = Blocks(family.target.geometry, c, head)};
-      group.feature_columns = group.features.back().begin + group.features.back().width;
-      group.target_columns = group.targets.back().begin + group.targets.back().width;
-      group.fit = Sums(group, family, fit, *storage);
-      group.held_out = Sums(group, family, held_out, *storage);
-      moments.groups.push_back(std::move(group));
+    if (layout == Layout::kFull) add(Blocks(source, c, -1), Blocks(target, c, -1));
+    for (int32_t h = 0; layout == Layout::kHeadLocal && h < target.kv_heads; ++h) {
+      add(Blocks(source, c, h), Blocks(target, c, h));
     }
   }
   moments.storage = std::move(storage);

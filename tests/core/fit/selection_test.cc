@@ -23,7 +23,7 @@ TEST(SelectionTest, TheSourceThatATargetWasMadeOfScoresBest) {
       ProbeOf(ReferenceMoments(family, family.Draw(400, 1), family.Draw(200, 2)), {});
   for (const auto& component : scores) {
     for (size_t l = 0; l < 3; ++l) {
-      EXPECT_EQ(RankLayers(component[l]).front(), family.parents[l].front()) << l;
+      EXPECT_EQ(RankSources(component[l]).front(), family.parents[l].front()) << l;
       EXPECT_GT(component[l][family.parents[l].front()], 0.5);
     }
   }
@@ -73,7 +73,7 @@ TEST(SelectionTest, HeldOutScoresOfUnrelatedLayersAreNotAboveZero) {
 }
 
 TEST(SelectionTest, TiesGoToTheLowerLayer) {
-  EXPECT_THAT(RankLayers({0.25, 0.5, 0.5, 0.125, 0.5}), ElementsAre(1, 2, 4, 0, 3));
+  EXPECT_THAT(RankSources({0.25, 0.5, 0.5, 0.125, 0.5}), ElementsAre(1, 2, 4, 0, 3));
 }
 
 TEST(SelectionTest, JointScoresAreMeansOfKeysAndValues) {

@@ -115,6 +115,35 @@ TEST(SolveTest, JointListsAreTheSameForKeysAndValues) {
   EXPECT_EQ(solution.provenance.calibration["choice"]["k"], 2);
 }
 
+// Target keys that are made of the source's values are only found where both are read.
+TEST(SolveTest, JointMomentsReadTheOtherComponent) {
+  const TestFamily family = SmallFamily();
+  TestRows fit = family.Draw(300, 1);
+  TestRows held_out = family.Draw(100, 2);
+  for (TestRows* rows : {&fit, &held_out}) std::swap(rows->source[0], rows->source[1]);
+  const Moments moments = ReferenceMoments(family, fit, held_out, Layout::kJoint);
+  const Solution solution = *Solve(moments, {});
+  ASSERT_TRUE(mapper::Validate(solution.mapper).ok());
+  EXPECT_GT(HeldOut(solution.provenance.calibration, "key"), 0.98);
+  EXPECT_EQ(solution.mapper.keys[1].cross_sources[0], 2);
+  EXPECT_EQ(solution.mapper.values[2].cross_sources[0], 3);
+
+  SolveOptions apart;
+  apart.cross = false;
+  EXPECT_LT(HeldOut(Solve(moments, apart)->provenance.calibration, "key"), 0.1);
+}
+
+TEST(SolveTest, JointMomentsWithoutCrossAreFullMoments) {
+  const TestFamily family = SmallFamily();
+  const TestRows fit = family.Draw(300, 1);
+  const TestRows held_out = family.Draw(100, 2);
+  SolveOptions apart;
+  apart.cross = false;
+  const Solution joint = *Solve(ReferenceMoments(family, fit, held_out, Layout::kJoint), apart);
+  const Solution full = *Solve(ReferenceMoments(family, fit, held_out), apart);
+  EXPECT_EQ(AllBytes(joint.mapper), AllBytes(full.mapper));
+}
+
 TEST(SolveTest, ABudgetIsNotExceeded) {
   SolveOptions options;
   options.choice = ChoiceRule::kBudget;
