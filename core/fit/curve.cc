@@ -73,13 +73,12 @@ struct Tuned {
   Judgement judged;
 };
 
-// Downhill from `power` over the grid: errors have one valley in lambda. More columns want more
-// ridge, so that only the first point of a curve looks below.
-absl::StatusOr<Tuned> TuneLambda(const Candidate& candidate, int power, bool first) {
+// Downhill from `power` over the grid: errors have one valley in lambda.
+absl::StatusOr<Tuned> TuneLambda(const Candidate& candidate, int power) {
   KVB_ASSIGN_OR_RETURN(Judgement best, candidate.At(Power(power)));
   const int start = power;
   for (const int step : {1, -1}) {
-    if (power != start || (step < 0 && !first)) break;
+    if (power != start) break;
     for (int next = power + step; next >= kLowestPower && next <= kHighestPower; next += step) {
       KVB_ASSIGN_OR_RETURN(const Judgement judged, candidate.At(Power(next)));
       if (!(judged.error < best.error)) break;
@@ -130,7 +129,7 @@ absl::Status AddPoint(const Moments& moments, const std::vector<int32_t>& source
     KVB_ASSIGN_OR_RETURN(tuned.judged, candidate.At(track.lambda));
   } else {
     const int power = static_cast<int>(std::lround(std::log10(track.lambda.value)));
-    KVB_ASSIGN_OR_RETURN(tuned, TuneLambda(candidate, power, track.curve.points.empty()));
+    KVB_ASSIGN_OR_RETURN(tuned, TuneLambda(candidate, power));
   }
   track.lambda = tuned.lambda;
   track.curve.points.push_back(
