@@ -1,0 +1,107 @@
+// kvbridge fit, as a script would run it.
+#include <filesystem>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "core/base/file.h"
+#include "core/base/strict_json.h"
+#include "tests/core/artifact/temp_dir.h"
+
+namespace kvbridge::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using base::Json;
+using ::testing::HasSubstr;
+
+constexpr char kShards[] = "tests/data/golden/calib/main";
+// Source layers that the generator of the shards mixed into each target layer.
+const Json kTrueSources = {{0, 3, 2}, {1, 0, 2}, {1, 3, 0}, {2, 0, 1}, {3, 1, 2}, {3, 2, 1}};
+
+class FitCliTest : public ::testing::Test {
+ protected:
+  std::string Path(const char* name) const { return (dir_ / name).string(); }
+
+  // Exit code; stdout and stderr are in out() and err().
+  int Run(const std::string& arguments) const {
+    const std::string command =
+        std::string(KVBRIDGE_CLI) + " " + arguments + " >" + Path("out") + " 2>" + Path("err");
+    return WEXITSTATUS(std::system(command.c_str()));
+  }
+  std::string out() const { return *base::ReadFile(Path("out"), 1 << 24); }
+  std::string err() const { return *base::ReadFile(Path("err"), 1 << 24); }
+  Json json() const { return *base::ParseStrictJson(out(), "stdout"); }
+
+  artifact::TempDir dir_;
+};
+
+TEST_F(FitCliTest, OneCommandFindsWhatTheGeneratorMixed) {
+  ASSERT_EQ(Run(std::string("fit ") + kShards + " -q --format json -o " + Path("a")), 0) << err();
+  const Json document = json();
+  EXPECT_EQ(document["schema"], "kvbridge.fit-solve/v1");
+  EXPECT_EQ(document["verdict"], "UNPROVEN");
+  for (size_t l = 0; l < 6; ++l) {
+    EXPECT_EQ(document["calibration"]["layers"][l]["key"]["sources"], kTrueSources[l]);
+    EXPECT_EQ(document["calibration"]["layers"][l]["value"]["sources"], kTrueSources[l]);
+  }
+  EXPECT_EQ(Run("inspect " + Path("a")), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("every file verified"));
+  EXPECT_FALSE(fs::exists(Path("a.moments")));
+}
+
+TEST_F(FitCliTest, TheTableSaysWhatWasChosenAndWhy) {
+  ASSERT_EQ(Run(std::string("fit ") + kShards + " -q --k 2 --support full -o " + Path("a")), 0);
+  EXPECT_THAT(out(), HasSubstr("k = 2 as asked"));
+  EXPECT_THAT(out(), HasSubstr("480 fitted, 96 held out, weights from 576"));
+}
+
+TEST_F(FitCliTest, OneStepOrTwoGiveTheSameDigest) {
+  ASSERT_EQ(Run(std::string("fit ") + kShards + " -q --format json -o " + Path("a")), 0);
+  const Json whole = json()["digest"];
+  ASSERT_EQ(Run(std::string("fit accumulate ") + kShards + " -q -o " + Path("m")), 0);
+  ASSERT_EQ(
+      Run("fit solve --threads 1 -q --format json --moments " + Path("m") + " -o " + Path("b")), 0);
+  EXPECT_EQ(json()["digest"], whole);
+}
+
+TEST_F(FitCliTest, WhatFailedInTheSolveResumesFromItsMoments) {
+  const std::string fit = std::string("fit ") + kShards + " -q --format json -o " + Path("a");
+  EXPECT_EQ(Run(fit + " --budget 10KB"), 6);
+  EXPECT_THAT(err(), HasSubstr("budget: expected room for at least 25344 parameters"));
+  EXPECT_FALSE(fs::exists(Path("a")));
+  EXPECT_EQ(Run(fit + " --resume --seed 9"), 3);
+  EXPECT_THAT(err(), HasSubstr("expected moments of these shards and settings"));
+  ASSERT_EQ(Run(fit + " --resume"), 0) << err();
+  const Json resumed = json()["digest"];
+  ASSERT_EQ(Run(fit + " --overwrite"), 0);
+  EXPECT_EQ(json()["digest"], resumed);
+}
+
+TEST_F(FitCliTest, AFolderThatIsThereIsNotReplacedUnasked) {
+  fs::create_directory(Path("a"));
+  EXPECT_EQ(Run(std::string("fit ") + kShards + " -q -o " + Path("a")), 3);
+  EXPECT_THAT(err(), HasSubstr("expected a new folder, or --overwrite"));
+  EXPECT_FALSE(fs::exists(Path("a.moments")));
+}
+
+TEST_F(FitCliTest, FlagsThatExcludeEachOtherAreUsageErrors) {
+  const std::string fit = std::string("fit ") + kShards + " -o " + Path("a");
+  EXPECT_EQ(Run(fit + " --k 2 --sweep"), 2);
+  EXPECT_EQ(Run(fit + " --k 2 --budget 1MB"), 2);
+  EXPECT_EQ(Run(fit + " --lambda-convention raw_gram"), 2);
+  EXPECT_EQ(Run("fit --k 2 merge " + Path("m") + " -o " + Path("b")), 2);
+  EXPECT_EQ(Run("fit"), 2);
+}
+
+TEST_F(FitCliTest, TheTargetsKNormMustFitTheMoments) {
+  EXPECT_EQ(Run(std::string("fit ") + kShards + " -q -o " + Path("a") +
+                " --target-model tests/data/family/large"),
+            3);
+  EXPECT_THAT(err(), HasSubstr("k_norm.weight: expected"));
+}
+
+}  // namespace
+}  // namespace kvbridge::cli
