@@ -475,17 +475,18 @@ v1::PlanResponse ToProto(const plan::TransferPlan& plan) {
   return out;
 }
 
-v1::EvidenceSummary ToProto(const artifact::Provenance& provenance) {
+v1::EvidenceSummary ToProto(const artifact::Provenance& provenance, int64_t native_tail) {
   v1::EvidenceSummary out;
   out.set_verdict(std::string(artifact::Name(provenance.verdict())));
   const auto measured = [](const std::optional<double>& value, v1::Estimate* estimate) {
     if (value.has_value()) estimate->set_value(*value);
     estimate->set_source(value.has_value() ? "measured" : "unmeasured");
   };
-  const artifact::Evidence evidence = provenance.evidence.value_or(artifact::Evidence());
-  measured(evidence.kl_nats, out.mutable_kl_nats());
-  measured(evidence.gap_recovered, out.mutable_gap_recovered());
-  out.set_provenance(evidence.provenance);
+  const artifact::Quality quality =
+      artifact::QualityAt(provenance, std::max<int64_t>(native_tail, 1));
+  measured(quality.kl_nats, out.mutable_kl_nats());
+  measured(quality.gap_recovered, out.mutable_gap_recovered());
+  if (provenance.evidence) out.set_provenance(provenance.evidence->provenance);
   return out;
 }
 

@@ -53,7 +53,8 @@ v1::Reason ToProto(guard::Reason reason);
 v1::RouteStage ToProto(guard::RouteStage stage);
 v1::Decision ToProto(const engine::Decision& decision);
 v1::PlanResponse ToProto(const plan::TransferPlan& plan);
-v1::EvidenceSummary ToProto(const artifact::Provenance& provenance);
+// Of a transfer with this native tail; values below 1 mean 1.
+v1::EvidenceSummary ToProto(const artifact::Provenance& provenance, int64_t native_tail);
 
 // How a decision is told in logs and in WatchEvents.
 struct DecisionContext {

@@ -87,7 +87,7 @@ absl::Status KvBridgeService::MakePlan(const v1::PlanRequest& request,
                               .egress_seconds_per_byte = PerUnit(rates.Fastest(kInlineOut))},
                              mapper, route.policy));
   *response = ToProto(plan);
-  *response->mutable_evidence() = ToProto(route.loaded->provenance);
+  *response->mutable_evidence() = ToProto(route.loaded->provenance, request.native_tail());
   response->set_artifact_digest(mapper.digest);
   return absl::OkStatus();
 }

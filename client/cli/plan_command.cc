@@ -25,6 +25,18 @@ void Fill(const plan::Estimate& from, v1::Estimate* to) {
   to->set_source(std::string(plan::Name(from.provenance)));
 }
 
+void FillEvidence(const artifact::Provenance& provenance, int64_t native_tail,
+                  v1::EvidenceSummary* to) {
+  to->set_verdict(std::string(artifact::Name(provenance.verdict())));
+  const auto fill = [](const std::optional<double>& value, v1::Estimate* estimate) {
+    Fill({value, value ? plan::Provenance::kMeasured : plan::Provenance::kUnmeasured}, estimate);
+  };
+  const artifact::Quality quality = artifact::QualityAt(provenance, native_tail);
+  fill(quality.kl_nats, to->mutable_kl_nats());
+  fill(quality.gap_recovered, to->mutable_gap_recovered());
+  if (provenance.evidence) to->set_provenance(provenance.evidence->provenance);
+}
+
 // The same message that a server answers with, so that both print alike.
 absl::StatusOr<v1::PlanResponse> PlanLocally(const PlanFlags& flags) {
   KVB_ASSIGN_OR_RETURN(auto pool, base::WorkerPool::Create({}));
@@ -51,7 +63,7 @@ absl::StatusOr<v1::PlanResponse> PlanLocally(const PlanFlags& flags) {
   Fill(plan.total_seconds, response.mutable_total_seconds());
   Fill(plan.prefill_seconds, response.mutable_prefill_seconds());
   Fill(plan.break_even_tokens, response.mutable_break_even_tokens());
-  response.mutable_evidence()->set_verdict(std::string(artifact::Name(provenance.verdict())));
+  FillEvidence(provenance, input.native_tail, response.mutable_evidence());
   response.set_artifact_digest(loaded.mapper->digest);
   return response;
 }
@@ -69,6 +81,18 @@ absl::StatusOr<v1::PlanResponse> AskServer(const PlanFlags& flags) {
 std::string Seconds(const v1::Estimate& estimate) {
   if (!estimate.has_value()) return estimate.source();
   return absl::StrFormat("%.4g s (%s)", estimate.value(), estimate.source());
+}
+
+// "PASS: KL 0.14 nats, 80 % of the gap".
+std::string EvidenceText(const v1::EvidenceSummary& evidence) {
+  std::string text = evidence.verdict();
+  if (evidence.kl_nats().has_value()) {
+    absl::StrAppendFormat(&text, ": KL %.3g nats", evidence.kl_nats().value());
+  }
+  if (evidence.gap_recovered().has_value()) {
+    absl::StrAppendFormat(&text, ", %.0f %% of the gap", 100 * evidence.gap_recovered().value());
+  }
+  return text;
 }
 
 std::string PlanText(const v1::PlanResponse& plan) {
@@ -89,7 +113,7 @@ std::string PlanText(const v1::PlanResponse& plan) {
         break_even.has_value()
             ? absl::StrFormat("%.0f tokens (%s)", break_even.value(), break_even.source())
             : break_even.source()},
-       {"evidence", plan.evidence().verdict()},
+       {"evidence", EvidenceText(plan.evidence())},
        {"artifact", plan.artifact_digest().substr(0, 12)}});
 }
 

@@ -296,6 +296,15 @@ absl::Status HeaderFromJson(const Json& json) {
 
 absl::string_view Name(Verdict verdict) { return kVerdicts[static_cast<int>(verdict)].first; }
 
+Quality QualityAt(const Provenance& provenance, int64_t native_tail) {
+  if (!provenance.evidence) return {};
+  Quality quality{provenance.evidence->kl_nats, provenance.evidence->gap_recovered};
+  for (const TailPoint& tail : provenance.evidence->tails) {
+    if (tail.native_tail <= native_tail) quality = {tail.kl_nats, tail.gap_recovered};
+  }
+  return quality;
+}
+
 Json ManifestToJson(const Manifest& manifest) {
   Json layers = Json::array();
   for (const LayerEntry& layer : manifest.layers) {

@@ -103,6 +103,14 @@ struct Provenance {
   Verdict verdict() const { return evidence ? evidence->verdict : Verdict::kUnproven; }
 };
 
+// What is known about a transfer whose target prefills the prompt's last `native_tail` tokens: the
+// figures of the longest tail that was measured and is not above it.
+struct Quality {
+  std::optional<double> kl_nats;
+  std::optional<double> gap_recovered;
+};
+Quality QualityAt(const Provenance& provenance, int64_t native_tail);
+
 struct FileEntry {
   uint64_t bytes = 0;
   crypto::TreeDigest tree;

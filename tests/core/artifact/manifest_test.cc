@@ -174,5 +174,18 @@ TEST(SpecJsonTest, WhatTheProtoRefusesIsRefused) {
   }
 }
 
+TEST(QualityTest, IsThatOfTheLongestMeasuredTailNotAbove) {
+  Provenance provenance;
+  EXPECT_FALSE(QualityAt(provenance, 1).kl_nats.has_value());
+  provenance.evidence = Evidence{.kl_nats = 0.2, .gap_recovered = 0.7};
+  EXPECT_EQ(QualityAt(provenance, 100).kl_nats, 0.2);
+  provenance.evidence->tails = {{.native_tail = 17, .kl_nats = 0.14, .gap_recovered = 0.8},
+                                {.native_tail = 65, .kl_nats = 0.09}};
+  EXPECT_EQ(QualityAt(provenance, 16).gap_recovered, 0.7);
+  EXPECT_EQ(QualityAt(provenance, 17).gap_recovered, 0.8);
+  EXPECT_EQ(QualityAt(provenance, 1000).kl_nats, 0.09);
+  EXPECT_FALSE(QualityAt(provenance, 1000).gap_recovered.has_value());
+}
+
 }  // namespace
 }  // namespace kvbridge::artifact
