@@ -47,7 +47,7 @@ artifact::Artifact Example(const evidence::SyntheticRun& synthetic = {}) {
   }
   run.protocol = {{"scored_tokens", 128}};
   const evidence::Gate gate =
-      evidence::ParseGate(test::ReadTestFile("configs/gate.yaml"), "gate.yaml").value();
+      evidence::ParseGate(test::ReadTestFile("configs/gates/default.yaml"), "gate.yaml").value();
   const evidence::RunSummary summary = evidence::Summarize(run);
   artifact::Artifact artifact;
   auto mapper = artifact::SyntheticMapper();

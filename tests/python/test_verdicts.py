@@ -53,7 +53,7 @@ def verdict(folder: Path, shards: Path) -> dict:
     artifact, run, gate = folder / "artifact", folder / "run", folder / "gate.yaml"
     kvbridge("fit", "accumulate", shards, "-o", folder / "moments")
     kvbridge("fit", "solve", "--moments", folder / "moments", "-o", artifact, "--target-model", FAMILY / "large")
-    gate.write_text((ROOT / "configs/gate.yaml").read_text().replace("  general:", "  kjv:"))
+    gate.write_text((ROOT / "configs/gates/default.yaml").read_text().replace("  general:", "  kjv:"))
     arguments = [
         "--artifact", artifact, "--source", FAMILY / "small", "--target", FAMILY / "large", "--text",
         f"kjv={KJV}/eval_kjv.txt", "--out", run, "--prefix", 255, "--scored", 64, "--tails", 1, "--attention", 0,

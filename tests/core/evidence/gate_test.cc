@@ -24,7 +24,8 @@ domains:
 )";
 
 TEST(GateTest, TheShippedOneIsReadAndHasABoundForEveryText) {
-  const Gate gate = ParseGate(test::ReadTestFile("configs/gate.yaml"), "gate.yaml").value();
+  const Gate gate =
+      ParseGate(test::ReadTestFile("configs/gates/default.yaml"), "gate.yaml").value();
   EXPECT_EQ(gate.name, "default");
   EXPECT_EQ(gate.native_tail, 1);
   EXPECT_EQ(gate.min_sequences, 20);

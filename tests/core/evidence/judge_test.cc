@@ -14,7 +14,7 @@ namespace {
 using artifact::Verdict;
 
 Gate DefaultGate() {
-  return ParseGate(test::ReadTestFile("configs/gate.yaml"), "gate.yaml").value();
+  return ParseGate(test::ReadTestFile("configs/gates/default.yaml"), "gate.yaml").value();
 }
 
 Gate OneRule(const std::string& rule) {

@@ -42,7 +42,8 @@ class RecordTest : public testing::Test {
   }
 
   std::unique_ptr<base::WorkerPool> pool_ = base::WorkerPool::Create({.threads = 2}).value();
-  const Gate gate_ = ParseGate(test::ReadTestFile("configs/gate.yaml"), "gate.yaml").value();
+  const Gate gate_ =
+      ParseGate(test::ReadTestFile("configs/gates/default.yaml"), "gate.yaml").value();
   std::filesystem::path dir_;
   std::string digest_;
   EvidenceRun run_;
