@@ -46,7 +46,9 @@ TEST(PairPlanTest, TimesComeFromRatesOrAreNotNumbers) {
   PairPlanInput input = Qwen();
   for (const auto& [name, q] : ByName(input)) {
     EXPECT_EQ(q.value.has_value(), q.basis != Basis::kUnmeasured) << name;
-    if (q.unit == "seconds") EXPECT_EQ(q.basis, Basis::kUnmeasured) << name;
+    if (q.unit == "seconds") {
+      EXPECT_EQ(q.basis, Basis::kUnmeasured) << name;
+    }
   }
   input.fp32_flops = 1e11;
   input.map_flops = 1e12;
