@@ -25,14 +25,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from fit_table import RESULTS, TEXTS, result_key, write_table
 from safetensors.torch import load_file
 
 WINDOW, PROMPT, SCORED = 512, 384, 128
 LAMBDA = 1e-5  # relative to the mean diagonal: best of 1e-1..1e-5 on held-out error
-TEXTS = ("indomain", "code", "lang", "numeric")
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS, DOCUMENT = ROOT / "bench/fit_experiments.json", ROOT / "docs/method.md"
-BEGIN, END = "<!-- fit_experiments: begin -->", "<!-- fit_experiments: end -->"
 # Whole windows of calibration.txt: [begin, end). The last segment is held out of every fit.
 SEGMENTS = {"a": (0, 20), "b": (20, 48), "c": (48, 60), "d": (60, 200), "rest": (200, 784), "held": (1597, 1661)}
 FIT_ON = {20: "a", 48: "ab", 60: "abc", 200: "abcd"}
@@ -542,7 +539,7 @@ def evaluate(args: argparse.Namespace) -> None:
         texts: dict = {}
         for name, make, tail, oracle in work:
             done = results.setdefault(direction, {}).setdefault(name, {})
-            key = _key(args.windows, tail, oracle)
+            key = result_key(args.windows, tail, oracle)
             if key in done:
                 continue
             if oracle not in texts:
@@ -573,39 +570,6 @@ def distil(args: argparse.Namespace) -> None:
         EXPERIMENTS[DISTILLED] = ORACLE[DISTILLED] = lambda b: torch.load(
             args.cache / f"distilled_{b.pair.source.layers}_{b.pair.target.layers}.pt", weights_only=False)
     evaluate(args)
-
-
-def cells(result: dict, gap: bool) -> str:
-    return " | ".join(f"{result[t]['kl']:.3f}, {result[t]['nll']:.3f}" + (f" ({100 * result[t]['gap']:.1f} %)" if gap else "") for t in TEXTS)
-
-
-def table() -> str:
-    """The Markdown between the markers of docs/method.md."""
-    results, out = json.loads(RESULTS.read_text()), []
-    keys = sorted({key for rows in results.values() for r in rows.values() for key in r}, key=_order)
-    for direction, rows in results.items():
-        for key in keys:
-            found = [(n, r[key]) for n, r in rows.items() if key in r]
-            if found:
-                gap = direction == "small->large" and not key.startswith("oracle")
-                out += [f"**{direction}, {key}**", "", "| | MB | in-domain | code | language | numbers |", "|---|---|---|---|---|---|"]
-                out += [f"| {n} | {r['bytes'] / 1e6:.2f} | {cells(r, gap)} |" for n, r in found] + [""]
-    return "\n".join(out)
-
-
-def _key(windows: int, tail: int, oracle: bool) -> str:
-    return f"{'oracle' if oracle else f'tail {tail}'}, {windows} windows"
-
-
-def _order(key: str) -> tuple:
-    protocol, windows = key.split(", ")
-    return protocol.startswith("oracle"), -int(windows.split()[0]), int(protocol.split()[-1].replace("oracle", "0"))
-
-
-def write_table() -> None:
-    text = DOCUMENT.read_text()
-    head, rest = text.split(BEGIN)
-    DOCUMENT.write_text(head + BEGIN + "\n" + table() + END + rest.split(END)[1])
 
 
 def main() -> None:

@@ -29,17 +29,6 @@ absl::string_view KeyNormName(mapper::KeyNorm::Kind kind) {
   return "";
 }
 
-// Bytes of weights and biases.
-uint64_t StoredBytes(const mapper::Mapper& mapper) {
-  uint64_t bytes = 0;
-  for (const auto* layers : {&mapper.keys, &mapper.values}) {
-    for (const mapper::LayerMap& layer : *layers) {
-      bytes += layer.weight.data.size() + layer.bias.data.size();
-    }
-  }
-  return bytes;
-}
-
 std::string OrNotStated(const std::string& text) { return text.empty() ? "not stated" : text; }
 
 std::string ModelText(const model::ModelSpec& spec) {

@@ -24,4 +24,14 @@ absl::StatusOr<artifact::Artifact> LoadLocalArtifact(const std::string& dir,
   return artifact::LoadArtifact(dir, options);
 }
 
+uint64_t StoredBytes(const mapper::Mapper& mapper) {
+  uint64_t bytes = 0;
+  for (const auto* layers : {&mapper.keys, &mapper.values}) {
+    for (const mapper::LayerMap& layer : *layers) {
+      bytes += layer.weight.data.size() + layer.bias.data.size();
+    }
+  }
+  return bytes;
+}
+
 }  // namespace kvbridge::cli

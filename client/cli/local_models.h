@@ -1,6 +1,7 @@
 // Artifacts and model configs on this machine's disk, for the commands that need no server.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "client/cli/commands.h"
 #include "core/artifact/artifact.h"
 #include "core/base/worker_pool.h"
+#include "core/mapper/mapper.h"
 #include "core/model/hf_config.h"
 #include "core/model/model_spec.h"
 
@@ -24,5 +26,8 @@ absl::StatusOr<artifact::Artifact> LoadLocalArtifact(const std::string& dir,
                                                      const ConfigFlags& configs,
                                                      bool allow_missing_rope,
                                                      base::WorkerPool* pool);
+
+// Bytes of its weights and biases.
+uint64_t StoredBytes(const mapper::Mapper& mapper);
 
 }  // namespace kvbridge::cli

@@ -137,9 +137,9 @@ absl::Status Emit(const PairFlags& flags, const std::vector<plan::Quantity>& qua
   for (const plan::Quantity& q : quantities) {
     list.push_back({{"stage", q.stage},
                     {"name", q.name},
-                    {"value", q.value ? base::Json(*q.value) : base::Json()},
+                    {"value", base::NumberOrNull(q.value)},
                     {"unit", q.unit},
-                    {"source", std::string(plan::Name(q.basis))},
+                    {"source", std::string(plan::Name(q.provenance))},
                     {"how", q.how}});
   }
   const base::Json document = {{"schema", "kvbridge.pair-plan/v1"},
@@ -149,7 +149,7 @@ absl::Status Emit(const PairFlags& flags, const std::vector<plan::Quantity>& qua
   return output.Emit(document, [&](bool bold) {
     Table table({"stage", "what", "value", "source", "how"});
     for (const plan::Quantity& q : quantities) {
-      table.AddRow({q.stage, q.name, ValueText(q), std::string(plan::Name(q.basis)), q.how});
+      table.AddRow({q.stage, q.name, ValueText(q), std::string(plan::Name(q.provenance)), q.how});
     }
     return table.Render(bold);
   });

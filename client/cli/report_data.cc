@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "client/cli/local_models.h"
 #include "core/base/strict_json.h"
 #include "core/evidence/summary.h"
 
@@ -198,16 +199,6 @@ Fields Provenance(const artifact::Artifact& artifact) {
   }
   AddMembers("run", At(details, {"protocol"}), &out);
   return out;
-}
-
-uint64_t StoredBytes(const mapper::Mapper& mapper) {
-  uint64_t bytes = 0;
-  for (const auto* layers : {&mapper.keys, &mapper.values}) {
-    for (const mapper::LayerMap& layer : *layers) {
-      bytes += layer.weight.data.size() + layer.bias.data.size();
-    }
-  }
-  return bytes;
 }
 
 }  // namespace

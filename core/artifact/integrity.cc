@@ -56,11 +56,6 @@ absl::Status CheckFolder(const std::filesystem::path& dir, const std::vector<std
 }
 
 absl::Status VerifyTree(const base::MappedFile& file, const FileEntry& entry,
-                        absl::string_view what, base::WorkerPool* pool) {
-  return VerifyTree(file, entry, what, pool, [](std::span<const std::byte>) {});
-}
-
-absl::Status VerifyTree(const base::MappedFile& file, const FileEntry& entry,
                         absl::string_view what, base::WorkerPool* pool,
                         absl::FunctionRef<void(std::span<const std::byte>)> visit) {
   if (file.size() != entry.bytes) {

@@ -24,10 +24,8 @@ namespace kvbridge::artifact {
 absl::Status CheckFolder(const std::filesystem::path& dir, const std::vector<std::string>& names);
 
 // DATA_LOSS unless the file has the entry's length and chunk digests. Chunks are hashed on all
-// cores, each faulted in by the core that hashes it.
-absl::Status VerifyTree(const base::MappedFile& file, const FileEntry& entry,
-                        absl::string_view what, base::WorkerPool* pool);
-// The same, showing pieces as crypto::HashTree does.
+// cores, each faulted in by the core that hashes it; `visit` is shown pieces as by
+// crypto::HashTree.
 absl::Status VerifyTree(const base::MappedFile& file, const FileEntry& entry,
                         absl::string_view what, base::WorkerPool* pool,
                         absl::FunctionRef<void(std::span<const std::byte>)> visit);

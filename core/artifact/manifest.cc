@@ -153,31 +153,19 @@ absl::Status FitFromJson(const Json& json, Manifest* manifest) {
   return absl::OkStatus();
 }
 
-Json NumberToJson(const std::optional<double>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
-
 Json EvidenceToJson(const std::optional<Evidence>& evidence) {
   if (!evidence) return nullptr;
   Json json = {{"verdict", Word(kVerdicts, evidence->verdict)},
-               {"kl_nats", NumberToJson(evidence->kl_nats)},
-               {"gap_recovered", NumberToJson(evidence->gap_recovered)},
+               {"kl_nats", base::NumberOrNull(evidence->kl_nats)},
+               {"gap_recovered", base::NumberOrNull(evidence->gap_recovered)},
                {"provenance", evidence->provenance}};
   for (const TailPoint& point : evidence->tails) {
     json["tails"].push_back({{"native_tail", point.native_tail},
                              {"kl_nats", point.kl_nats},
-                             {"gap_recovered", NumberToJson(point.gap_recovered)}});
+                             {"gap_recovered", base::NumberOrNull(point.gap_recovered)}});
   }
   if (!evidence->details.empty()) json["details"] = evidence->details;
   return json;
-}
-
-absl::StatusOr<std::optional<double>> NumberOrNull(const Json& object, absl::string_view key,
-                                                   absl::string_view path) {
-  const auto it = object.find(std::string(key));
-  if (it != object.end() && it->is_null()) return std::optional<double>();
-  KVB_ASSIGN_OR_RETURN(const double value, base::GetFinite(object, key, path));
-  return std::optional<double>(value);
 }
 
 absl::Status TailsFromJson(const Json& object, Evidence* evidence) {
@@ -193,7 +181,7 @@ absl::Status TailsFromJson(const Json& object, Evidence* evidence) {
     KVB_ASSIGN_OR_RETURN(point.native_tail,
                          base::GetInt(tail, "native_tail", path, least, kMaxTokens));
     KVB_ASSIGN_OR_RETURN(point.kl_nats, base::GetFinite(tail, "kl_nats", path));
-    KVB_ASSIGN_OR_RETURN(point.gap_recovered, NumberOrNull(tail, "gap_recovered", path));
+    KVB_ASSIGN_OR_RETURN(point.gap_recovered, base::GetFiniteOrNull(tail, "gap_recovered", path));
     evidence->tails.push_back(point);
   }
   return absl::OkStatus();
@@ -208,8 +196,9 @@ absl::Status EvidenceFromJson(const Json& json, Manifest* manifest) {
       *object, {"verdict", "kl_nats", "gap_recovered", "provenance", "tails", "details"}, path));
   Evidence evidence;
   KVB_ASSIGN_OR_RETURN(evidence.verdict, Parse(kVerdicts, *object, "verdict", path));
-  KVB_ASSIGN_OR_RETURN(evidence.kl_nats, NumberOrNull(*object, "kl_nats", path));
-  KVB_ASSIGN_OR_RETURN(evidence.gap_recovered, NumberOrNull(*object, "gap_recovered", path));
+  KVB_ASSIGN_OR_RETURN(evidence.kl_nats, base::GetFiniteOrNull(*object, "kl_nats", path));
+  KVB_ASSIGN_OR_RETURN(evidence.gap_recovered,
+                       base::GetFiniteOrNull(*object, "gap_recovered", path));
   KVB_ASSIGN_OR_RETURN(evidence.provenance, base::GetString(*object, "provenance", path));
   KVB_RETURN_IF_ERROR(TailsFromJson(*object, &evidence));
   if (object->contains("details")) {

@@ -153,6 +153,17 @@ absl::StatusOr<double> GetFinite(const Json& object, absl::string_view key,
   return (*member)->get<double>();
 }
 
+absl::StatusOr<std::optional<double>> GetFiniteOrNull(const Json& object, absl::string_view key,
+                                                      absl::string_view path) {
+  const auto it = object.find(std::string(key));
+  if (it != object.end() && it->is_null()) return std::optional<double>();
+  const auto value = GetFinite(object, key, path);
+  if (!value.ok()) return value.status();
+  return std::optional<double>(*value);
+}
+
+Json NumberOrNull(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
+
 absl::StatusOr<bool> GetBool(const Json& object, absl::string_view key, absl::string_view path) {
   auto member = Member(object, key, path, "true or false");
   if (!member.ok()) return member.status();

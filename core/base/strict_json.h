@@ -5,6 +5,7 @@
 // overflow a double, bytes after the value. Nothing throws.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -35,6 +36,10 @@ std::string CanonicalJson(const Json& value);
 absl::StatusOr<int64_t> GetInt(const Json& object, absl::string_view key, absl::string_view path,
                                int64_t min, int64_t max);
 absl::StatusOr<double> GetFinite(const Json& object, absl::string_view key, absl::string_view path);
+// A number, or null for none. NumberOrNull is what it reads back.
+absl::StatusOr<std::optional<double>> GetFiniteOrNull(const Json& object, absl::string_view key,
+                                                      absl::string_view path);
+Json NumberOrNull(const std::optional<double>& value);
 absl::StatusOr<bool> GetBool(const Json& object, absl::string_view key, absl::string_view path);
 absl::StatusOr<std::string> GetString(const Json& object, absl::string_view key,
                                       absl::string_view path);

@@ -230,16 +230,6 @@ absl::StatusOr<SequenceScores> ReadHead(const SafeTensors& file) {
   return head;
 }
 
-Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
-
-absl::StatusOr<std::optional<double>> NumberOrNull(const Json& object, absl::string_view key,
-                                                   absl::string_view path) {
-  const auto it = object.find(std::string(key));
-  if (it != object.end() && it->is_null()) return std::optional<double>();
-  KVB_ASSIGN_OR_RETURN(const double value, base::GetFinite(object, key, path));
-  return std::optional<double>(value);
-}
-
 absl::Status VariantsFromJson(const Json& json, absl::string_view path, SequenceScores* out) {
   KVB_ASSIGN_OR_RETURN(const Json* variants, base::GetObject(json, "variants", path));
   for (const auto& [name, scores] : variants->items()) {
@@ -247,8 +237,8 @@ absl::Status VariantsFromJson(const Json& json, absl::string_view path, Sequence
     KVB_RETURN_IF_ERROR(CheckName(name, absl::StrCat(path, ".variants")));
     KVB_RETURN_IF_ERROR(base::RefuseUnknownKeys(scores, {"kl", "top1", "nll"}, at));
     VariantScores& variant = out->variants[name];
-    KVB_ASSIGN_OR_RETURN(variant.kl, NumberOrNull(scores, "kl", at));
-    KVB_ASSIGN_OR_RETURN(variant.top1, NumberOrNull(scores, "top1", at));
+    KVB_ASSIGN_OR_RETURN(variant.kl, base::GetFiniteOrNull(scores, "kl", at));
+    KVB_ASSIGN_OR_RETURN(variant.top1, base::GetFiniteOrNull(scores, "top1", at));
     KVB_ASSIGN_OR_RETURN(variant.nll, base::GetFinite(scores, "nll", at));
   }
   if (out->variants.count("own") != 0) return absl::OkStatus();
@@ -299,8 +289,9 @@ absl::StatusOr<SequenceScores> ScoreLogits(const std::filesystem::path& path,
 Json ToJson(const SequenceScores& scores) {
   Json variants = Json::object();
   for (const auto& [name, variant] : scores.variants) {
-    variants[name] = {
-        {"kl", OrNull(variant.kl)}, {"top1", OrNull(variant.top1)}, {"nll", variant.nll}};
+    variants[name] = {{"kl", base::NumberOrNull(variant.kl)},
+                      {"top1", base::NumberOrNull(variant.top1)},
+                      {"nll", variant.nll}};
   }
   return {{"schema", std::string(kSchema)},
           {"domain", scores.domain},

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kSplits = 2;
 constexpr int64_t kLambdas = 3;  // of the grid that a descent from its middle looks at, about
 
-absl::Status Check(const char* field, int64_t value, int64_t least) {
+absl::Status Check(absl::string_view field, int64_t value, int64_t least) {
   if (value >= least) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(field, ": expected at least ", least, ", got ", value));
@@ -21,9 +21,9 @@ absl::Status Check(const char* field, int64_t value, int64_t least) {
 
 absl::Status Validate(const PairPlanInput& in) {
   for (const auto& [role, g] : {std::pair{"source", &in.source}, std::pair{"target", &in.target}}) {
-    KVB_RETURN_IF_ERROR(Check(absl::StrCat(role, ".layers").c_str(), g->layers, 1));
-    KVB_RETURN_IF_ERROR(Check(absl::StrCat(role, ".kv_heads").c_str(), g->kv_heads, 1));
-    KVB_RETURN_IF_ERROR(Check(absl::StrCat(role, ".head_dim").c_str(), g->head_dim, 1));
+    KVB_RETURN_IF_ERROR(Check(absl::StrCat(role, ".layers"), g->layers, 1));
+    KVB_RETURN_IF_ERROR(Check(absl::StrCat(role, ".kv_heads"), g->kv_heads, 1));
+    KVB_RETURN_IF_ERROR(Check(absl::StrCat(role, ".head_dim"), g->head_dim, 1));
   }
   KVB_RETURN_IF_ERROR(Check("sequences", in.sequences, 1));
   KVB_RETURN_IF_ERROR(Check("length", in.length, 1));
@@ -52,15 +52,15 @@ Shape ShapeOf(const PairPlanInput& in) {
 class Plan {
  public:
   void Exact(const char* stage, const char* name, double value, const char* unit, std::string how) {
-    list_.push_back({stage, name, value, unit, Basis::kDerived, std::move(how)});
+    list_.push_back({stage, name, value, unit, Provenance::kDerived, std::move(how)});
   }
   // `work` at `rate` per second.
-  void Time(const char* stage, double work, std::optional<double> rate, Basis basis,
+  void Time(const char* stage, double work, std::optional<double> rate, Provenance provenance,
             std::string how) {
-    Quantity q{stage, "time", std::nullopt, "seconds", Basis::kUnmeasured, std::move(how)};
+    Quantity q{stage, "time", std::nullopt, "seconds", Provenance::kUnmeasured, std::move(how)};
     if (rate && *rate > 0) {
       q.value = work / *rate;
-      q.basis = basis;
+      q.provenance = provenance;
     }
     list_.push_back(std::move(q));
   }
@@ -89,7 +89,7 @@ void PlanCapture(const PairPlanInput& in, int64_t rows, Plan* plan) {
       2.0 * 2 * (in.source.layers * in.source.row() + in.target.layers * in.target.row());
   plan->Exact("capture", "disk", static_cast<double>(rows) * row_bytes, "bytes",
               "shards: K and V of both models, BF16; none with --no-store");
-  plan->Time("capture", tokens, Stated(in.capture_tokens_per_second), Basis::kStated,
+  plan->Time("capture", tokens, Stated(in.capture_tokens_per_second), Provenance::kStated,
              "at the stated rate of both models reading (--capture-rate)");
 }
 
@@ -105,7 +105,7 @@ void PlanAccumulate(const PairPlanInput& in, int64_t rows, Plan* plan) {
   plan->Exact("accumulate", "disk", static_cast<double>(MomentsBytes(in)), "bytes",
               "moments of both splits, FP64");
   plan->Exact("accumulate", "work", flops, "FLOP", "rows x (p^2 + 2 p q), half of the Gram");
-  plan->Time("accumulate", flops, in.fp32_flops, Basis::kMeasured,
+  plan->Time("accumulate", flops, in.fp32_flops, Provenance::kMeasured,
              "at this machine's FP32 products");
 }
 
@@ -124,7 +124,7 @@ void PlanSolve(const PairPlanInput& in, Plan* plan) {
   flops *= 2 * in.target.layers * systems;
   plan->Exact("solve", "work", flops, "FLOP",
               "greedy: every remaining layer tried at every step; --order probe skips that");
-  plan->Time("solve", flops, in.fp64_flops, Basis::kMeasured,
+  plan->Time("solve", flops, in.fp64_flops, Provenance::kMeasured,
              "at this machine's FP64 factorisations; an upper bound");
 }
 
@@ -135,23 +135,26 @@ void PlanMapper(const PairPlanInput& in, Plan* plan) {
   plan->Exact("mapper", "parameters", parameters, "parameters", "2 L H D (features + 1)");
   plan->Exact("mapper", "size", 2 * parameters, "bytes", "BF16, on disk and resident");
   plan->Exact("serve", "map", flops, "FLOP", "per token");
-  Quantity rate{
-      "serve",    "map rate",         std::nullopt,
-      "tokens/s", Basis::kUnmeasured, "this machine's map of 512 tokens; moving bytes not counted"};
+  Quantity rate{"serve",
+                "map rate",
+                std::nullopt,
+                "tokens/s",
+                Provenance::kUnmeasured,
+                "this machine's map of 512 tokens; moving bytes not counted"};
   if (in.map_flops && *in.map_flops > 0) {
     rate.value = *in.map_flops / flops;
-    rate.basis = Basis::kMeasured;
+    rate.provenance = Provenance::kMeasured;
   }
   Quantity even{
       "serve",
       "break-even",
       std::nullopt,
       "",
-      Basis::kUnmeasured,
+      Provenance::kUnmeasured,
       "map rate over the stated prefill rate (--prefill-rate): above 1 mapping is faster"};
   if (rate.value && in.prefill_tokens_per_second > 0) {
     even.value = *rate.value / in.prefill_tokens_per_second;
-    even.basis = Basis::kDerived;
+    even.provenance = Provenance::kDerived;
     even.unit = "x prefill";
   }
   plan->Add(std::move(rate));
@@ -159,20 +162,6 @@ void PlanMapper(const PairPlanInput& in, Plan* plan) {
 }
 
 }  // namespace
-
-absl::string_view Name(Basis basis) {
-  switch (basis) {
-    case Basis::kUnmeasured:
-      return "unmeasured";
-    case Basis::kDerived:
-      return "derived";
-    case Basis::kMeasured:
-      return "measured";
-    case Basis::kStated:
-      return "stated";
-  }
-  return "unknown";
-}
 
 int64_t MomentsBytes(const PairPlanInput& input) {
   const Shape s = ShapeOf(input);

@@ -10,22 +10,18 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 
 #include "core/model/model_spec.h"
+#include "core/plan/transfer_plan.h"
 
 namespace kvbridge::plan {
-
-// How a number came about: computed, measured on this machine in this run, or stated by the caller.
-enum class Basis : uint8_t { kUnmeasured, kDerived, kMeasured, kStated };
-absl::string_view Name(Basis basis);
 
 struct Quantity {
   std::string stage;  // "capture", "accumulate", "solve", "mapper", "serve"
   std::string name;
   std::optional<double> value;
   std::string unit;  // "bytes", "seconds", "rows", "passes", "FLOP", "tokens", "parameters"
-  Basis basis = Basis::kDerived;
+  Provenance provenance = Provenance::kDerived;
   std::string how;  // one line: the formula, or whose rate
 };
 

@@ -107,7 +107,7 @@ std::pair<Reason, std::string> Compare(int64_t covered, const Rates& rates) {
 }  // namespace
 
 absl::string_view Name(Provenance provenance) {
-  constexpr absl::string_view kNames[] = {"unmeasured", "derived", "measured"};
+  constexpr absl::string_view kNames[] = {"unmeasured", "derived", "measured", "stated"};
   return kNames[static_cast<size_t>(provenance)];
 }
 

@@ -18,8 +18,9 @@ enum class Provenance : uint8_t {
   kUnmeasured,  // no value
   kDerived,     // computed from measured or exact numbers
   kMeasured,    // on this machine, this run
+  kStated,      // by the caller
 };
-absl::string_view Name(Provenance provenance);  // "unmeasured", "derived", "measured"
+absl::string_view Name(Provenance provenance);  // "unmeasured", "derived", "measured", "stated"
 
 // "unmeasured" is not a number. A derived estimate without a value exists only for break-even: the
 // transfer is slower at every length.

@@ -45,9 +45,9 @@ TEST(PairPlanTest, HeadLocalTakesAnEighthOfEightHeads) {
 TEST(PairPlanTest, TimesComeFromRatesOrAreNotNumbers) {
   PairPlanInput input = Qwen();
   for (const auto& [name, q] : ByName(input)) {
-    EXPECT_EQ(q.value.has_value(), q.basis != Basis::kUnmeasured) << name;
+    EXPECT_EQ(q.value.has_value(), q.provenance != Provenance::kUnmeasured) << name;
     if (q.unit == "seconds") {
-      EXPECT_EQ(q.basis, Basis::kUnmeasured) << name;
+      EXPECT_EQ(q.provenance, Provenance::kUnmeasured) << name;
     }
   }
   input.fp32_flops = 1e11;
@@ -55,12 +55,12 @@ TEST(PairPlanTest, TimesComeFromRatesOrAreNotNumbers) {
   input.capture_tokens_per_second = 1000;
   input.prefill_tokens_per_second = 100;
   const auto plan = ByName(input);
-  EXPECT_EQ(plan.at("accumulate.time").basis, Basis::kMeasured);
+  EXPECT_EQ(plan.at("accumulate.time").provenance, Provenance::kMeasured);
   EXPECT_DOUBLE_EQ(*plan.at("accumulate.time").value, *plan.at("accumulate.work").value / 1e11);
-  EXPECT_EQ(plan.at("capture.time").basis, Basis::kStated);
+  EXPECT_EQ(plan.at("capture.time").provenance, Provenance::kStated);
   EXPECT_EQ(plan.at("capture.time").value, 512.0);
   EXPECT_DOUBLE_EQ(*plan.at("serve.break-even").value, 1e12 / *plan.at("serve.map").value / 100);
-  EXPECT_EQ(plan.at("solve.time").basis, Basis::kUnmeasured);
+  EXPECT_EQ(plan.at("solve.time").provenance, Provenance::kUnmeasured);
 }
 
 TEST(PairPlanTest, MoreLayersThanThereAreMeansAll) {

@@ -130,6 +130,7 @@ TEST(ProvenanceTest, NamesAreTheWires) {
   EXPECT_EQ(Name(Provenance::kUnmeasured), "unmeasured");
   EXPECT_EQ(Name(Provenance::kDerived), "derived");
   EXPECT_EQ(Name(Provenance::kMeasured), "measured");
+  EXPECT_EQ(Name(Provenance::kStated), "stated");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.capture_errors import INTERRUPTED, CaptureError
+from kvbridge.capture_errors import CaptureError, exit_code_of
 from kvbridge.capture_text import parse_text_source
 
 if TYPE_CHECKING:
@@ -98,18 +98,9 @@ def main(argv: list[str] | None = None) -> int:
     top = parser()
     args = top.parse_args(argv)
     try:
-        return _run(args)
+        return exit_code_of("kvbridge-capture", lambda: _run(args))
     except argparse.ArgumentTypeError as error:
         top.error(str(error))
-    except CaptureError as error:
-        print(f"kvbridge-capture: {error}", file=sys.stderr)
-        return error.exit_code
-    except (ImportError, OSError) as error:
-        print(f"kvbridge-capture: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ImportError) else 3
-    except KeyboardInterrupt:
-        print("\nkvbridge-capture: interrupted; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbridge.capture_errors import INTERRUPTED, CaptureError
+from kvbridge.capture_errors import CaptureError, exit_code_of
 from kvbridge.capture_text import parse_text_source
 
 if TYPE_CHECKING:
@@ -62,17 +62,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     args = parser().parse_args(argv)
-    try:
-        return _run(args)
-    except CaptureError as error:
-        print(f"kvbridge-evaluate: {error}", file=sys.stderr)
-        return error.exit_code
-    except (ImportError, OSError) as error:
-        print(f"kvbridge-evaluate: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ImportError) else 3
-    except KeyboardInterrupt:
-        print("\nkvbridge-evaluate: interrupted; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
+    return exit_code_of("kvbridge-evaluate", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1,0 +1,45 @@
+"""The results of fit_experiments.py as the tables of docs/method.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+TEXTS = ("indomain", "code", "lang", "numeric")
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, DOCUMENT = ROOT / "bench/fit_experiments.json", ROOT / "docs/method.md"
+BEGIN, END = "<!-- fit_experiments: begin -->", "<!-- fit_experiments: end -->"
+
+
+def cells(result: dict, gap: bool) -> str:
+    return " | ".join(f"{result[t]['kl']:.3f}, {result[t]['nll']:.3f}" + (f" ({100 * result[t]['gap']:.1f} %)" if gap else "") for t in TEXTS)
+
+
+def table() -> str:
+    """The Markdown between the markers of docs/method.md."""
+    results, out = json.loads(RESULTS.read_text()), []
+    keys = sorted({key for rows in results.values() for r in rows.values() for key in r}, key=_order)
+    for direction, rows in results.items():
+        for key in keys:
+            found = [(n, r[key]) for n, r in rows.items() if key in r]
+            if found:
+                gap = direction == "small->large" and not key.startswith("oracle")
+                out += [f"**{direction}, {key}**", "", "| | MB | in-domain | code | language | numbers |", "|---|---|---|---|---|---|"]
+                out += [f"| {n} | {r['bytes'] / 1e6:.2f} | {cells(r, gap)} |" for n, r in found] + [""]
+    return "\n".join(out)
+
+
+def result_key(windows: int, tail: int, oracle: bool) -> str:
+    """What a measurement is stored under; _order reads it."""
+    return f"{'oracle' if oracle else f'tail {tail}'}, {windows} windows"
+
+
+def _order(key: str) -> tuple:
+    protocol, windows = key.split(", ")
+    return protocol.startswith("oracle"), -int(windows.split()[0]), int(protocol.split()[-1].replace("oracle", "0"))
+
+
+def write_table() -> None:
+    text = DOCUMENT.read_text()
+    head, rest = text.split(BEGIN)
+    DOCUMENT.write_text(head + BEGIN + "\n" + table() + END + rest.split(END)[1])
