@@ -15,7 +15,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvbridge.v1 import transfer_pb2 as kvbridge_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvbridge/v1/config.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1akvbridge/v1/transfer.proto\"\xae\x02\n\x06\x43onfig\x12)\n\x06listen\x18\x01 \x01(\x0b\x32\x19.kvbridge.v1.ListenConfig\x12)\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.EngineConfig\x12)\n\x06limits\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.LimitsConfig\x12(\n\x06routes\x18\x04 \x03(\x0b\x32\x18.kvbridge.v1.RouteConfig\x12\'\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x18.kvbridge.v1.DrainConfig\x12#\n\x03log\x18\x06 \x01(\x0b\x32\x16.kvbridge.v1.LogConfig\x12+\n\x07metrics\x18\x07 \x01(\x0b\x32\x1a.kvbridge.v1.MetricsConfig\"u\n\x0cListenConfig\x12\x0c\n\x04grpc\x18\x01 \x03(\t\x12\r\n\x05\x61\x64min\x18\x02 \x01(\t\x12\x17\n\nreflection\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x18\x61llow_plaintext_off_host\x18\x04 \x01(\x08\x42\r\n\x0b_reflection\"A\n\x0c\x45ngineConfig\x12\x0f\n\x07threads\x18\x01 \x01(\x05\x12\x13\n\x0btile_tokens\x18\x02 \x01(\x05\x12\x0b\n\x03isa\x18\x03 \x01(\t\"\xdd\x01\n\x0cLimitsConfig\x12\x12\n\nmax_tokens\x18\x01 \x01(\x03\x12\x19\n\x11max_request_bytes\x18\x02 \x01(\x03\x12\x1a\n\x12max_inflight_bytes\x18\x03 \x01(\x03\x12\x1e\n\x16max_inflight_transfers\x18\x04 \x01(\x05\x12\x18\n\x10max_tenant_bytes\x18\x05 \x01(\x03\x12\x17\n\x0ftiles_in_flight\x18\x06 \x01(\x05\x12/\n\x0cidle_timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xef\x01\n\x0bRouteConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x02 \x01(\t\x12&\n\x05stage\x18\x03 \x01(\x0e\x32\x17.kvbridge.v1.RouteStage\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\x12\x15\n\rsource_config\x18\x05 \x01(\t\x12\x15\n\rtarget_config\x18\x06 \x01(\t\x12\x16\n\x0e\x61llow_unproven\x18\x07 \x01(\x08\x12)\n\x06policy\x18\x08 \x01(\x0b\x32\x19.kvbridge.v1.PolicyConfig\x12\x11\n\tprecision\x18\t \x01(\t\"\xd1\x01\n\x0cPolicyConfig\x12.\n\x0bmax_latency\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07max_abs\x18\x02 \x01(\x01\x12\x1a\n\x12max_covered_tokens\x18\x03 \x01(\x03\x12\x1a\n\x12min_covered_tokens\x18\x04 \x01(\x03\x12\x13\n\x0bnative_tail\x18\x05 \x01(\x05\x12\x10\n\x08max_hops\x18\x06 \x01(\x05\x12\x13\n\x0bshadow_rate\x18\x07 \x01(\x01\x12\x0c\n\x04salt\x18\x08 \x01(\t\"d\n\x0b\x44rainConfig\x12(\n\x05\x64\x65lay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x64\x65\x61\x64line\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"*\n\tLogConfig\x12\r\n\x05level\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\"(\n\rMetricsConfig\x12\x17\n\x0flatency_buckets\x18\x01 \x03(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvbridge/v1/config.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1akvbridge/v1/transfer.proto\"\xac\x03\n\x06\x43onfig\x12)\n\x06listen\x18\x01 \x01(\x0b\x32\x19.kvbridge.v1.ListenConfig\x12)\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x19.kvbridge.v1.EngineConfig\x12)\n\x06limits\x18\x03 \x01(\x0b\x32\x19.kvbridge.v1.LimitsConfig\x12(\n\x06routes\x18\x04 \x03(\x0b\x32\x18.kvbridge.v1.RouteConfig\x12\'\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x18.kvbridge.v1.DrainConfig\x12#\n\x03log\x18\x06 \x01(\x0b\x32\x16.kvbridge.v1.LogConfig\x12+\n\x07metrics\x18\x07 \x01(\x0b\x32\x1a.kvbridge.v1.MetricsConfig\x12)\n\x06memory\x18\x08 \x01(\x0b\x32\x19.kvbridge.v1.MemoryConfig\x12*\n\x07tenants\x18\t \x03(\x0b\x32\x19.kvbridge.v1.TenantConfig\x12%\n\x04\x61uth\x18\n \x01(\x0b\x32\x17.kvbridge.v1.AuthConfig\"\xf9\x01\n\x0cMemoryConfig\x12\x0e\n\x06socket\x18\x01 \x01(\t\x12\x11\n\tmax_bytes\x18\x02 \x01(\x03\x12\x18\n\x10max_tenant_bytes\x18\x03 \x01(\x03\x12\x14\n\x0cmax_sessions\x18\x04 \x01(\x05\x12(\n\x05lease\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bticket_life\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\nhuge_pages\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x0c\x61llowed_uids\x18\x08 \x03(\rB\r\n\x0b_huge_pages\"b\n\x0cTenantConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x1a\n\x12max_inflight_bytes\x18\x03 \x01(\x03\x12\x18\n\x10max_memory_bytes\x18\x04 \x01(\x03\"E\n\nAuthConfig\x12\x13\n\x0btokens_file\x18\x01 \x01(\t\x12\"\n\x03san\x18\x02 \x03(\x0b\x32\x15.kvbridge.v1.SanGrant\"8\n\x08SanGrant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06groups\x18\x03 \x03(\t\"\xb7\x01\n\tTlsConfig\x12\x11\n\tcert_file\x18\x01 \x01(\t\x12\x10\n\x08key_file\x18\x02 \x01(\t\x12\x16\n\x0e\x63lient_ca_file\x18\x03 \x01(\t\x12 \n\x13require_client_cert\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x33\n\x10refresh_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\n\x14_require_client_cert\"\xaa\x01\n\x0cListenConfig\x12\x0c\n\x04grpc\x18\x01 \x03(\t\x12\r\n\x05\x61\x64min\x18\x02 \x01(\t\x12\x17\n\nreflection\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x18\x61llow_plaintext_off_host\x18\x04 \x01(\x08\x12#\n\x03tls\x18\x05 \x01(\x0b\x32\x16.kvbridge.v1.TlsConfig\x12\x0e\n\x06health\x18\x06 \x01(\tB\r\n\x0b_reflection\"A\n\x0c\x45ngineConfig\x12\x0f\n\x07threads\x18\x01 \x01(\x05\x12\x13\n\x0btile_tokens\x18\x02 \x01(\x05\x12\x0b\n\x03isa\x18\x03 \x01(\t\"\xdd\x01\n\x0cLimitsConfig\x12\x12\n\nmax_tokens\x18\x01 \x01(\x03\x12\x19\n\x11max_request_bytes\x18\x02 \x01(\x03\x12\x1a\n\x12max_inflight_bytes\x18\x03 \x01(\x03\x12\x1e\n\x16max_inflight_transfers\x18\x04 \x01(\x05\x12\x18\n\x10max_tenant_bytes\x18\x05 \x01(\x03\x12\x17\n\x0ftiles_in_flight\x18\x06 \x01(\x05\x12/\n\x0cidle_timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xef\x01\n\x0bRouteConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x02 \x01(\t\x12&\n\x05stage\x18\x03 \x01(\x0e\x32\x17.kvbridge.v1.RouteStage\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\x12\x15\n\rsource_config\x18\x05 \x01(\t\x12\x15\n\rtarget_config\x18\x06 \x01(\t\x12\x16\n\x0e\x61llow_unproven\x18\x07 \x01(\x08\x12)\n\x06policy\x18\x08 \x01(\x0b\x32\x19.kvbridge.v1.PolicyConfig\x12\x11\n\tprecision\x18\t \x01(\t\"\xd1\x01\n\x0cPolicyConfig\x12.\n\x0bmax_latency\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07max_abs\x18\x02 \x01(\x01\x12\x1a\n\x12max_covered_tokens\x18\x03 \x01(\x03\x12\x1a\n\x12min_covered_tokens\x18\x04 \x01(\x03\x12\x13\n\x0bnative_tail\x18\x05 \x01(\x05\x12\x10\n\x08max_hops\x18\x06 \x01(\x05\x12\x13\n\x0bshadow_rate\x18\x07 \x01(\x01\x12\x0c\n\x04salt\x18\x08 \x01(\t\"d\n\x0b\x44rainConfig\x12(\n\x05\x64\x65lay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x64\x65\x61\x64line\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"*\n\tLogConfig\x12\r\n\x05level\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\"(\n\rMetricsConfig\x12\x17\n\x0flatency_buckets\x18\x01 \x03(\x01\x62\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvbridge.v1.config_pb2', globals())
@@ -23,21 +23,31 @@ if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
   _CONFIG._serialized_start=102
-  _CONFIG._serialized_end=404
-  _LISTENCONFIG._serialized_start=406
-  _LISTENCONFIG._serialized_end=523
-  _ENGINECONFIG._serialized_start=525
-  _ENGINECONFIG._serialized_end=590
-  _LIMITSCONFIG._serialized_start=593
-  _LIMITSCONFIG._serialized_end=814
-  _ROUTECONFIG._serialized_start=817
-  _ROUTECONFIG._serialized_end=1056
-  _POLICYCONFIG._serialized_start=1059
-  _POLICYCONFIG._serialized_end=1268
-  _DRAINCONFIG._serialized_start=1270
-  _DRAINCONFIG._serialized_end=1370
-  _LOGCONFIG._serialized_start=1372
-  _LOGCONFIG._serialized_end=1414
-  _METRICSCONFIG._serialized_start=1416
-  _METRICSCONFIG._serialized_end=1456
+  _CONFIG._serialized_end=530
+  _MEMORYCONFIG._serialized_start=533
+  _MEMORYCONFIG._serialized_end=782
+  _TENANTCONFIG._serialized_start=784
+  _TENANTCONFIG._serialized_end=882
+  _AUTHCONFIG._serialized_start=884
+  _AUTHCONFIG._serialized_end=953
+  _SANGRANT._serialized_start=955
+  _SANGRANT._serialized_end=1011
+  _TLSCONFIG._serialized_start=1014
+  _TLSCONFIG._serialized_end=1197
+  _LISTENCONFIG._serialized_start=1200
+  _LISTENCONFIG._serialized_end=1370
+  _ENGINECONFIG._serialized_start=1372
+  _ENGINECONFIG._serialized_end=1437
+  _LIMITSCONFIG._serialized_start=1440
+  _LIMITSCONFIG._serialized_end=1661
+  _ROUTECONFIG._serialized_start=1664
+  _ROUTECONFIG._serialized_end=1903
+  _POLICYCONFIG._serialized_start=1906
+  _POLICYCONFIG._serialized_end=2115
+  _DRAINCONFIG._serialized_start=2117
+  _DRAINCONFIG._serialized_end=2217
+  _LOGCONFIG._serialized_start=2219
+  _LOGCONFIG._serialized_end=2261
+  _METRICSCONFIG._serialized_start=2263
+  _METRICSCONFIG._serialized_end=2303
 # @@protoc_insertion_point(module_scope)

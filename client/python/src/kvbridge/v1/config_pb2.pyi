@@ -7,23 +7,37 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AuthConfig(_message.Message):
+    __slots__ = ["san", "tokens_file"]
+    SAN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FILE_FIELD_NUMBER: _ClassVar[int]
+    san: _containers.RepeatedCompositeFieldContainer[SanGrant]
+    tokens_file: str
+    def __init__(self, tokens_file: _Optional[str] = ..., san: _Optional[_Iterable[_Union[SanGrant, _Mapping]]] = ...) -> None: ...
+
 class Config(_message.Message):
-    __slots__ = ["drain", "engine", "limits", "listen", "log", "metrics", "routes"]
+    __slots__ = ["auth", "drain", "engine", "limits", "listen", "log", "memory", "metrics", "routes", "tenants"]
+    AUTH_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    auth: AuthConfig
     drain: DrainConfig
     engine: EngineConfig
     limits: LimitsConfig
     listen: ListenConfig
     log: LogConfig
+    memory: MemoryConfig
     metrics: MetricsConfig
     routes: _containers.RepeatedCompositeFieldContainer[RouteConfig]
-    def __init__(self, listen: _Optional[_Union[ListenConfig, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., limits: _Optional[_Union[LimitsConfig, _Mapping]] = ..., routes: _Optional[_Iterable[_Union[RouteConfig, _Mapping]]] = ..., drain: _Optional[_Union[DrainConfig, _Mapping]] = ..., log: _Optional[_Union[LogConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantConfig]
+    def __init__(self, listen: _Optional[_Union[ListenConfig, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., limits: _Optional[_Union[LimitsConfig, _Mapping]] = ..., routes: _Optional[_Iterable[_Union[RouteConfig, _Mapping]]] = ..., drain: _Optional[_Union[DrainConfig, _Mapping]] = ..., log: _Optional[_Union[LogConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ..., memory: _Optional[_Union[MemoryConfig, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantConfig, _Mapping]]] = ..., auth: _Optional[_Union[AuthConfig, _Mapping]] = ...) -> None: ...
 
 class DrainConfig(_message.Message):
     __slots__ = ["deadline", "delay"]
@@ -62,16 +76,20 @@ class LimitsConfig(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_inflight_bytes: _Optional[int] = ..., max_inflight_transfers: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ..., tiles_in_flight: _Optional[int] = ..., idle_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListenConfig(_message.Message):
-    __slots__ = ["admin", "allow_plaintext_off_host", "grpc", "reflection"]
+    __slots__ = ["admin", "allow_plaintext_off_host", "grpc", "health", "reflection", "tls"]
     ADMIN_FIELD_NUMBER: _ClassVar[int]
     ALLOW_PLAINTEXT_OFF_HOST_FIELD_NUMBER: _ClassVar[int]
     GRPC_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
     REFLECTION_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
     admin: str
     allow_plaintext_off_host: bool
     grpc: _containers.RepeatedScalarFieldContainer[str]
+    health: str
     reflection: bool
-    def __init__(self, grpc: _Optional[_Iterable[str]] = ..., admin: _Optional[str] = ..., reflection: bool = ..., allow_plaintext_off_host: bool = ...) -> None: ...
+    tls: TlsConfig
+    def __init__(self, grpc: _Optional[_Iterable[str]] = ..., admin: _Optional[str] = ..., reflection: bool = ..., allow_plaintext_off_host: bool = ..., tls: _Optional[_Union[TlsConfig, _Mapping]] = ..., health: _Optional[str] = ...) -> None: ...
 
 class LogConfig(_message.Message):
     __slots__ = ["format", "level"]
@@ -80,6 +98,26 @@ class LogConfig(_message.Message):
     format: str
     level: str
     def __init__(self, level: _Optional[str] = ..., format: _Optional[str] = ...) -> None: ...
+
+class MemoryConfig(_message.Message):
+    __slots__ = ["allowed_uids", "huge_pages", "lease", "max_bytes", "max_sessions", "max_tenant_bytes", "socket", "ticket_life"]
+    ALLOWED_UIDS_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TENANT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    TICKET_LIFE_FIELD_NUMBER: _ClassVar[int]
+    allowed_uids: _containers.RepeatedScalarFieldContainer[int]
+    huge_pages: bool
+    lease: _duration_pb2.Duration
+    max_bytes: int
+    max_sessions: int
+    max_tenant_bytes: int
+    socket: str
+    ticket_life: _duration_pb2.Duration
+    def __init__(self, socket: _Optional[str] = ..., max_bytes: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ticket_life: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., huge_pages: bool = ..., allowed_uids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MetricsConfig(_message.Message):
     __slots__ = ["latency_buckets"]
@@ -128,3 +166,39 @@ class RouteConfig(_message.Message):
     stage: _transfer_pb2.RouteStage
     target_config: str
     def __init__(self, name: _Optional[str] = ..., artifact: _Optional[str] = ..., stage: _Optional[_Union[_transfer_pb2.RouteStage, str]] = ..., canary_share: _Optional[float] = ..., source_config: _Optional[str] = ..., target_config: _Optional[str] = ..., allow_unproven: bool = ..., policy: _Optional[_Union[PolicyConfig, _Mapping]] = ..., precision: _Optional[str] = ...) -> None: ...
+
+class SanGrant(_message.Message):
+    __slots__ = ["groups", "name", "tenant"]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    name: str
+    tenant: str
+    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TenantConfig(_message.Message):
+    __slots__ = ["max_inflight_bytes", "max_memory_bytes", "name", "weight"]
+    MAX_INFLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    max_inflight_bytes: int
+    max_memory_bytes: int
+    name: str
+    weight: float
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., max_inflight_bytes: _Optional[int] = ..., max_memory_bytes: _Optional[int] = ...) -> None: ...
+
+class TlsConfig(_message.Message):
+    __slots__ = ["cert_file", "client_ca_file", "key_file", "refresh_interval", "require_client_cert"]
+    CERT_FILE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_CA_FILE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FILE_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    REQUIRE_CLIENT_CERT_FIELD_NUMBER: _ClassVar[int]
+    cert_file: str
+    client_ca_file: str
+    key_file: str
+    refresh_interval: _duration_pb2.Duration
+    require_client_cert: bool
+    def __init__(self, cert_file: _Optional[str] = ..., key_file: _Optional[str] = ..., client_ca_file: _Optional[str] = ..., require_client_cert: bool = ..., refresh_interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -76,16 +76,18 @@ class RegisterPoolResponse(_message.Message):
     def __init__(self, pool_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RegisterRegionRequest(_message.Message):
-    __slots__ = ["bytes", "numa_node", "session_id", "ticket"]
+    __slots__ = ["bytes", "numa_node", "session_id", "ticket", "writable"]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    WRITABLE_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     numa_node: int
     session_id: str
     ticket: str
-    def __init__(self, session_id: _Optional[str] = ..., bytes: _Optional[int] = ..., ticket: _Optional[str] = ..., numa_node: _Optional[int] = ...) -> None: ...
+    writable: bool
+    def __init__(self, session_id: _Optional[str] = ..., bytes: _Optional[int] = ..., ticket: _Optional[str] = ..., numa_node: _Optional[int] = ..., writable: bool = ...) -> None: ...
 
 class RegisterRegionResponse(_message.Message):
     __slots__ = ["generation", "region_id", "ticket"]

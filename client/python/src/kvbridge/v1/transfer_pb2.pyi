@@ -68,13 +68,14 @@ class GetCapabilitiesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetCapabilitiesResponse(_message.Message):
-    __slots__ = ["backend", "element_types", "features", "max_chunk_bytes", "max_request_bytes", "max_tokens", "planes", "routes", "tile_tokens", "version"]
+    __slots__ = ["backend", "element_types", "features", "max_chunk_bytes", "max_request_bytes", "max_tokens", "memory_socket", "planes", "routes", "tile_tokens", "version"]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_TYPES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     MAX_CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SOCKET_FIELD_NUMBER: _ClassVar[int]
     PLANES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     TILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -85,11 +86,12 @@ class GetCapabilitiesResponse(_message.Message):
     max_chunk_bytes: int
     max_request_bytes: int
     max_tokens: int
+    memory_socket: str
     planes: _containers.RepeatedScalarFieldContainer[_types_pb2.Plane]
     routes: _containers.RepeatedCompositeFieldContainer[RouteInfo]
     tile_tokens: int
     version: str
-    def __init__(self, version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[RouteInfo, _Mapping]]] = ..., element_types: _Optional[_Iterable[_Union[_types_pb2.ElementType, str]]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.Plane, str]]] = ..., max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_chunk_bytes: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[RouteInfo, _Mapping]]] = ..., element_types: _Optional[_Iterable[_Union[_types_pb2.ElementType, str]]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.Plane, str]]] = ..., max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_chunk_bytes: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., backend: _Optional[str] = ..., memory_socket: _Optional[str] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ["route"]
@@ -118,6 +120,12 @@ class LayersReady(_message.Message):
     token_begin: int
     token_end: int
     def __init__(self, layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ...) -> None: ...
+
+class ReadyUpTo(_message.Message):
+    __slots__ = ["token_end"]
+    TOKEN_END_FIELD_NUMBER: _ClassVar[int]
+    token_end: int
+    def __init__(self, token_end: _Optional[int] = ...) -> None: ...
 
 class ReportQualityRequest(_message.Message):
     __slots__ = ["artifact_digest", "kl_nats", "nll_delta", "positions", "request_id", "route", "top1_agreement"]
@@ -236,7 +244,9 @@ class TransferEvent(_message.Message):
     def __init__(self, accepted: _Optional[_Union[TransferAccepted, _Mapping]] = ..., chunk: _Optional[_Union[TransferChunk, _Mapping]] = ..., layers_ready: _Optional[_Union[LayersReady, _Mapping]] = ..., source_released: _Optional[_Union[SourceReleased, _Mapping]] = ..., completed: _Optional[_Union[TransferCompleted, _Mapping]] = ...) -> None: ...
 
 class TransferHeader(_message.Message):
-    __slots__ = ["hops", "limits", "prompt_tokens", "request_id", "route", "source", "source_selection", "target", "target_selection", "tenant"]
+    __slots__ = ["artifact_digest", "first_token", "hops", "limits", "prompt_tokens", "request_id", "route", "source", "source_selection", "streamed_source", "target", "target_selection", "tenant"]
+    ARTIFACT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -244,9 +254,12 @@ class TransferHeader(_message.Message):
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_SELECTION_FIELD_NUMBER: _ClassVar[int]
+    STREAMED_SOURCE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     TARGET_SELECTION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    artifact_digest: str
+    first_token: int
     hops: int
     limits: TransferLimits
     prompt_tokens: int
@@ -254,10 +267,11 @@ class TransferHeader(_message.Message):
     route: str
     source: _types_pb2.ModelSpec
     source_selection: _types_pb2.KvSelection
+    streamed_source: bool
     target: _types_pb2.ModelSpec
     target_selection: _types_pb2.KvSelection
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., route: _Optional[str] = ..., source: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., source_selection: _Optional[_Union[_types_pb2.KvSelection, _Mapping]] = ..., target_selection: _Optional[_Union[_types_pb2.KvSelection, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., limits: _Optional[_Union[TransferLimits, _Mapping]] = ..., hops: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., route: _Optional[str] = ..., source: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., source_selection: _Optional[_Union[_types_pb2.KvSelection, _Mapping]] = ..., target_selection: _Optional[_Union[_types_pb2.KvSelection, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., limits: _Optional[_Union[TransferLimits, _Mapping]] = ..., hops: _Optional[int] = ..., streamed_source: bool = ..., first_token: _Optional[int] = ..., artifact_digest: _Optional[str] = ...) -> None: ...
 
 class TransferLimits(_message.Message):
     __slots__ = ["max_covered_tokens", "max_latency", "native_tail", "overflow"]
@@ -272,12 +286,14 @@ class TransferLimits(_message.Message):
     def __init__(self, max_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., max_covered_tokens: _Optional[int] = ..., native_tail: _Optional[int] = ..., overflow: _Optional[_Union[OverflowPolicy, str]] = ...) -> None: ...
 
 class TransferRequest(_message.Message):
-    __slots__ = ["chunk", "header"]
+    __slots__ = ["chunk", "header", "ready_up_to"]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
+    READY_UP_TO_FIELD_NUMBER: _ClassVar[int]
     chunk: TransferChunk
     header: TransferHeader
-    def __init__(self, header: _Optional[_Union[TransferHeader, _Mapping]] = ..., chunk: _Optional[_Union[TransferChunk, _Mapping]] = ...) -> None: ...
+    ready_up_to: ReadyUpTo
+    def __init__(self, header: _Optional[_Union[TransferHeader, _Mapping]] = ..., chunk: _Optional[_Union[TransferChunk, _Mapping]] = ..., ready_up_to: _Optional[_Union[ReadyUpTo, _Mapping]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ["route"]
