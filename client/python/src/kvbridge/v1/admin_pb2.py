@@ -14,13 +14,15 @@ _sym_db = _symbol_database.Default()
 from kvbridge.v1 import transfer_pb2 as kvbridge_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvbridge/v1/admin.proto\x12\x0bkvbridge.v1\x1a\x1akvbridge/v1/transfer.proto\"2\n\x13LoadArtifactRequest\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"C\n\x14LoadArtifactResponse\x12+\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x19.kvbridge.v1.ArtifactInfo\"&\n\x15UnloadArtifactRequest\x12\r\n\x05route\x18\x01 \x01(\t\"\x18\n\x16UnloadArtifactResponse\"\x16\n\x14ListArtifactsRequest\"E\n\x15ListArtifactsResponse\x12,\n\tartifacts\x18\x01 \x03(\x0b\x32\x19.kvbridge.v1.ArtifactInfo\"\x80\x01\n\x0c\x41rtifactInfo\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07verdict\x18\x04 \x01(\t\x12\x14\n\x0cload_seconds\x18\x05 \x01(\x01\x12\x12\n\nlast_error\x18\x06 \x01(\t\"^\n\x0fSetRouteRequest\x12\r\n\x05route\x18\x01 \x01(\t\x12&\n\x05stage\x18\x02 \x01(\x0e\x32\x17.kvbridge.v1.RouteStage\x12\x14\n\x0c\x63\x61nary_share\x18\x03 \x01(\x01\"=\n\x10SetRouteResponse\x12)\n\x08previous\x18\x01 \x01(\x0e\x32\x17.kvbridge.v1.RouteStage\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse2\x98\x03\n\x05\x41\x64min\x12S\n\x0cLoadArtifact\x12 .kvbridge.v1.LoadArtifactRequest\x1a!.kvbridge.v1.LoadArtifactResponse\x12Y\n\x0eUnloadArtifact\x12\".kvbridge.v1.UnloadArtifactRequest\x1a#.kvbridge.v1.UnloadArtifactResponse\x12V\n\rListArtifacts\x12!.kvbridge.v1.ListArtifactsRequest\x1a\".kvbridge.v1.ListArtifactsResponse\x12G\n\x08SetRoute\x12\x1c.kvbridge.v1.SetRouteRequest\x1a\x1d.kvbridge.v1.SetRouteResponse\x12>\n\x05\x44rain\x12\x19.kvbridge.v1.DrainRequest\x1a\x1a.kvbridge.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvbridge/v1/admin.proto\x12\x0bkvbridge.v1\x1a\x1akvbridge/v1/transfer.proto\"2\n\x13LoadArtifactRequest\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"C\n\x14LoadArtifactResponse\x12+\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x19.kvbridge.v1.ArtifactInfo\"&\n\x15UnloadArtifactRequest\x12\r\n\x05route\x18\x01 \x01(\t\"\x18\n\x16UnloadArtifactResponse\"\x16\n\x14ListArtifactsRequest\"E\n\x15ListArtifactsResponse\x12,\n\tartifacts\x18\x01 \x03(\x0b\x32\x19.kvbridge.v1.ArtifactInfo\"\x80\x01\n\x0c\x41rtifactInfo\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07verdict\x18\x04 \x01(\t\x12\x14\n\x0cload_seconds\x18\x05 \x01(\x01\x12\x12\n\nlast_error\x18\x06 \x01(\t\"\x8d\x01\n\x0fSetRouteRequest\x12\r\n\x05route\x18\x01 \x01(\t\x12&\n\x05stage\x18\x02 \x01(\x0e\x32\x17.kvbridge.v1.RouteStage\x12\x14\n\x0c\x63\x61nary_share\x18\x03 \x01(\x01\x12-\n\x07\x63ircuit\x18\x04 \x01(\x0e\x32\x1c.kvbridge.v1.CircuitOverride\"=\n\x10SetRouteResponse\x12)\n\x08previous\x18\x01 \x01(\x0e\x32\x17.kvbridge.v1.RouteStage\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*\x92\x01\n\x0f\x43ircuitOverride\x12 \n\x1c\x43IRCUIT_OVERRIDE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43IRCUIT_OVERRIDE_AUTO\x10\x01\x12!\n\x1d\x43IRCUIT_OVERRIDE_FORCE_CLOSED\x10\x02\x12\x1f\n\x1b\x43IRCUIT_OVERRIDE_FORCE_OPEN\x10\x03\x32\x98\x03\n\x05\x41\x64min\x12S\n\x0cLoadArtifact\x12 .kvbridge.v1.LoadArtifactRequest\x1a!.kvbridge.v1.LoadArtifactResponse\x12Y\n\x0eUnloadArtifact\x12\".kvbridge.v1.UnloadArtifactRequest\x1a#.kvbridge.v1.UnloadArtifactResponse\x12V\n\rListArtifacts\x12!.kvbridge.v1.ListArtifactsRequest\x1a\".kvbridge.v1.ListArtifactsResponse\x12G\n\x08SetRoute\x12\x1c.kvbridge.v1.SetRouteRequest\x1a\x1d.kvbridge.v1.SetRouteResponse\x12>\n\x05\x44rain\x12\x19.kvbridge.v1.DrainRequest\x1a\x1a.kvbridge.v1.DrainResponseb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvbridge.v1.admin_pb2', globals())
 if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
+  _CIRCUITOVERRIDE._serialized_start=722
+  _CIRCUITOVERRIDE._serialized_end=868
   _LOADARTIFACTREQUEST._serialized_start=68
   _LOADARTIFACTREQUEST._serialized_end=118
   _LOADARTIFACTRESPONSE._serialized_start=120
@@ -35,14 +37,14 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _LISTARTIFACTSRESPONSE._serialized_end=348
   _ARTIFACTINFO._serialized_start=351
   _ARTIFACTINFO._serialized_end=479
-  _SETROUTEREQUEST._serialized_start=481
-  _SETROUTEREQUEST._serialized_end=575
-  _SETROUTERESPONSE._serialized_start=577
-  _SETROUTERESPONSE._serialized_end=638
-  _DRAINREQUEST._serialized_start=640
-  _DRAINREQUEST._serialized_end=654
-  _DRAINRESPONSE._serialized_start=656
-  _DRAINRESPONSE._serialized_end=671
-  _ADMIN._serialized_start=674
-  _ADMIN._serialized_end=1082
+  _SETROUTEREQUEST._serialized_start=482
+  _SETROUTEREQUEST._serialized_end=623
+  _SETROUTERESPONSE._serialized_start=625
+  _SETROUTERESPONSE._serialized_end=686
+  _DRAINREQUEST._serialized_start=688
+  _DRAINREQUEST._serialized_end=702
+  _DRAINRESPONSE._serialized_start=704
+  _DRAINRESPONSE._serialized_end=719
+  _ADMIN._serialized_start=871
+  _ADMIN._serialized_end=1279
 # @@protoc_insertion_point(module_scope)

@@ -1,9 +1,14 @@
 from kvbridge.v1 import transfer_pb2 as _transfer_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
+CIRCUIT_OVERRIDE_AUTO: CircuitOverride
+CIRCUIT_OVERRIDE_FORCE_CLOSED: CircuitOverride
+CIRCUIT_OVERRIDE_FORCE_OPEN: CircuitOverride
+CIRCUIT_OVERRIDE_UNSPECIFIED: CircuitOverride
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ArtifactInfo(_message.Message):
@@ -55,14 +60,16 @@ class LoadArtifactResponse(_message.Message):
     def __init__(self, artifact: _Optional[_Union[ArtifactInfo, _Mapping]] = ...) -> None: ...
 
 class SetRouteRequest(_message.Message):
-    __slots__ = ["canary_share", "route", "stage"]
+    __slots__ = ["canary_share", "circuit", "route", "stage"]
     CANARY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CIRCUIT_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     canary_share: float
+    circuit: CircuitOverride
     route: str
     stage: _transfer_pb2.RouteStage
-    def __init__(self, route: _Optional[str] = ..., stage: _Optional[_Union[_transfer_pb2.RouteStage, str]] = ..., canary_share: _Optional[float] = ...) -> None: ...
+    def __init__(self, route: _Optional[str] = ..., stage: _Optional[_Union[_transfer_pb2.RouteStage, str]] = ..., canary_share: _Optional[float] = ..., circuit: _Optional[_Union[CircuitOverride, str]] = ...) -> None: ...
 
 class SetRouteResponse(_message.Message):
     __slots__ = ["previous"]
@@ -79,3 +86,6 @@ class UnloadArtifactRequest(_message.Message):
 class UnloadArtifactResponse(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
+
+class CircuitOverride(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []

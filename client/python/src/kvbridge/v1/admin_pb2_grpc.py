@@ -69,7 +69,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetRoute(self, request, context):
-        """Changes a route's rollout stage until the next restart.
+        """Changes a route's rollout stage, or overrides its circuit breaker, until the next restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

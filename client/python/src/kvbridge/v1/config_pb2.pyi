@@ -15,6 +15,22 @@ class AuthConfig(_message.Message):
     tokens_file: str
     def __init__(self, tokens_file: _Optional[str] = ..., san: _Optional[_Iterable[_Union[SanGrant, _Mapping]]] = ...) -> None: ...
 
+class CircuitConfig(_message.Message):
+    __slots__ = ["enabled", "max_bad_share", "min_transfers", "open_for", "probes", "window"]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    MAX_BAD_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MIN_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FOR_FIELD_NUMBER: _ClassVar[int]
+    PROBES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    max_bad_share: float
+    min_transfers: int
+    open_for: _duration_pb2.Duration
+    probes: int
+    window: _duration_pb2.Duration
+    def __init__(self, enabled: bool = ..., window: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., min_transfers: _Optional[int] = ..., max_bad_share: _Optional[float] = ..., open_for: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., probes: _Optional[int] = ...) -> None: ...
+
 class Config(_message.Message):
     __slots__ = ["auth", "drain", "engine", "limits", "listen", "log", "memory", "metrics", "routes", "tenants"]
     AUTH_FIELD_NUMBER: _ClassVar[int]
@@ -76,20 +92,24 @@ class LimitsConfig(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_inflight_bytes: _Optional[int] = ..., max_inflight_transfers: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ..., tiles_in_flight: _Optional[int] = ..., idle_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListenConfig(_message.Message):
-    __slots__ = ["admin", "allow_plaintext_off_host", "grpc", "health", "reflection", "tls"]
+    __slots__ = ["admin", "allow_plaintext_off_host", "grpc", "health", "max_connection_age", "max_connection_age_grace", "reflection", "tls"]
     ADMIN_FIELD_NUMBER: _ClassVar[int]
     ALLOW_PLAINTEXT_OFF_HOST_FIELD_NUMBER: _ClassVar[int]
     GRPC_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTION_AGE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTION_AGE_GRACE_FIELD_NUMBER: _ClassVar[int]
     REFLECTION_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     admin: str
     allow_plaintext_off_host: bool
     grpc: _containers.RepeatedScalarFieldContainer[str]
     health: str
+    max_connection_age: _duration_pb2.Duration
+    max_connection_age_grace: _duration_pb2.Duration
     reflection: bool
     tls: TlsConfig
-    def __init__(self, grpc: _Optional[_Iterable[str]] = ..., admin: _Optional[str] = ..., reflection: bool = ..., allow_plaintext_off_host: bool = ..., tls: _Optional[_Union[TlsConfig, _Mapping]] = ..., health: _Optional[str] = ...) -> None: ...
+    def __init__(self, grpc: _Optional[_Iterable[str]] = ..., admin: _Optional[str] = ..., reflection: bool = ..., allow_plaintext_off_host: bool = ..., tls: _Optional[_Union[TlsConfig, _Mapping]] = ..., health: _Optional[str] = ..., max_connection_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., max_connection_age_grace: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class LogConfig(_message.Message):
     __slots__ = ["format", "level"]
@@ -145,27 +165,41 @@ class PolicyConfig(_message.Message):
     shadow_rate: float
     def __init__(self, max_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., max_abs: _Optional[float] = ..., max_covered_tokens: _Optional[int] = ..., min_covered_tokens: _Optional[int] = ..., native_tail: _Optional[int] = ..., max_hops: _Optional[int] = ..., shadow_rate: _Optional[float] = ..., salt: _Optional[str] = ...) -> None: ...
 
+class QualityConfig(_message.Message):
+    __slots__ = ["enabled", "false_alarm_reports", "margin"]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    FALSE_ALARM_REPORTS_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    false_alarm_reports: int
+    margin: float
+    def __init__(self, enabled: bool = ..., margin: _Optional[float] = ..., false_alarm_reports: _Optional[int] = ...) -> None: ...
+
 class RouteConfig(_message.Message):
-    __slots__ = ["allow_unproven", "artifact", "canary_share", "name", "policy", "precision", "source_config", "stage", "target_config"]
+    __slots__ = ["allow_unproven", "artifact", "canary_share", "circuit", "name", "policy", "precision", "quality", "source_config", "stage", "target_config"]
     ALLOW_UNPROVEN_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_FIELD_NUMBER: _ClassVar[int]
     CANARY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CIRCUIT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
     SOURCE_CONFIG_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TARGET_CONFIG_FIELD_NUMBER: _ClassVar[int]
     allow_unproven: bool
     artifact: str
     canary_share: float
+    circuit: CircuitConfig
     name: str
     policy: PolicyConfig
     precision: str
+    quality: QualityConfig
     source_config: str
     stage: _transfer_pb2.RouteStage
     target_config: str
-    def __init__(self, name: _Optional[str] = ..., artifact: _Optional[str] = ..., stage: _Optional[_Union[_transfer_pb2.RouteStage, str]] = ..., canary_share: _Optional[float] = ..., source_config: _Optional[str] = ..., target_config: _Optional[str] = ..., allow_unproven: bool = ..., policy: _Optional[_Union[PolicyConfig, _Mapping]] = ..., precision: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., artifact: _Optional[str] = ..., stage: _Optional[_Union[_transfer_pb2.RouteStage, str]] = ..., canary_share: _Optional[float] = ..., source_config: _Optional[str] = ..., target_config: _Optional[str] = ..., allow_unproven: bool = ..., policy: _Optional[_Union[PolicyConfig, _Mapping]] = ..., precision: _Optional[str] = ..., circuit: _Optional[_Union[CircuitConfig, _Mapping]] = ..., quality: _Optional[_Union[QualityConfig, _Mapping]] = ...) -> None: ...
 
 class SanGrant(_message.Message):
     __slots__ = ["groups", "name", "tenant"]

@@ -45,3 +45,22 @@ class DecisionEvent(_message.Message):
     total_ms: float
     trace_id: str
     def __init__(self, schema: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., pair: _Optional[str] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_types_pb2.Reason, str]] = ..., reason_class: _Optional[_Union[_types_pb2.ReasonClass, str]] = ..., detail: _Optional[str] = ..., tokens: _Optional[int] = ..., covered_tokens: _Optional[int] = ..., artifact: _Optional[str] = ..., stage_ms: _Optional[_Mapping[str, float]] = ..., total_ms: _Optional[float] = ..., trace_id: _Optional[str] = ...) -> None: ...
+
+class RouteEvent(_message.Message):
+    __slots__ = ["cause", "detail", "pair", "schema", "time", "to", "what"]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    detail: str
+    pair: str
+    schema: str
+    time: _timestamp_pb2.Timestamp
+    to: str
+    what: str
+    def __init__(self, schema: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., pair: _Optional[str] = ..., what: _Optional[str] = ..., to: _Optional[str] = ..., cause: _Optional[str] = ..., detail: _Optional[str] = ..., **kwargs) -> None: ...

@@ -8,6 +8,10 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
+CIRCUIT_STATE_CLOSED: CircuitState
+CIRCUIT_STATE_HALF_OPEN: CircuitState
+CIRCUIT_STATE_OPEN: CircuitState
+CIRCUIT_STATE_UNSPECIFIED: CircuitState
 DESCRIPTOR: _descriptor.FileDescriptor
 OVERFLOW_POLICY_FAIL: OverflowPolicy
 OVERFLOW_POLICY_SATURATE: OverflowPolicy
@@ -150,20 +154,22 @@ class ReportQualityResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class RouteHealth(_message.Message):
-    __slots__ = ["artifact_digest", "detail", "route", "serving", "stage", "verdict"]
+    __slots__ = ["artifact_digest", "circuit", "detail", "route", "serving", "stage", "verdict"]
     ARTIFACT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CIRCUIT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     artifact_digest: str
+    circuit: CircuitState
     detail: str
     route: str
     serving: bool
     stage: RouteStage
     verdict: str
-    def __init__(self, route: _Optional[str] = ..., stage: _Optional[_Union[RouteStage, str]] = ..., serving: bool = ..., detail: _Optional[str] = ..., artifact_digest: _Optional[str] = ..., verdict: _Optional[str] = ...) -> None: ...
+    def __init__(self, route: _Optional[str] = ..., stage: _Optional[_Union[RouteStage, str]] = ..., serving: bool = ..., detail: _Optional[str] = ..., artifact_digest: _Optional[str] = ..., verdict: _Optional[str] = ..., circuit: _Optional[_Union[CircuitState, str]] = ...) -> None: ...
 
 class RouteInfo(_message.Message):
     __slots__ = ["artifact_digest", "route", "source", "stage", "target"]
@@ -302,10 +308,12 @@ class WatchEventsRequest(_message.Message):
     def __init__(self, route: _Optional[str] = ...) -> None: ...
 
 class WatchEventsResponse(_message.Message):
-    __slots__ = ["event"]
+    __slots__ = ["event", "route_event"]
     EVENT_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_EVENT_FIELD_NUMBER: _ClassVar[int]
     event: _events_pb2.DecisionEvent
-    def __init__(self, event: _Optional[_Union[_events_pb2.DecisionEvent, _Mapping]] = ...) -> None: ...
+    route_event: _events_pb2.RouteEvent
+    def __init__(self, event: _Optional[_Union[_events_pb2.DecisionEvent, _Mapping]] = ..., route_event: _Optional[_Union[_events_pb2.RouteEvent, _Mapping]] = ...) -> None: ...
 
 class OverflowPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
@@ -314,4 +322,7 @@ class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class RouteStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class CircuitState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
