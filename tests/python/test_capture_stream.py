@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -84,6 +85,16 @@ def test_every_sequence_goes_in_once_and_no_shard_stays(tmp_path, program):
     assert len(program.with_name("log").read_text().splitlines()) == 3
 
 
+# Forks of a process that has run torch hang on its threads: these come from one that has only imported it.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["kvbridge.capture_cli"])
+
+
+def capture_dying_at(call: str, arguments: list[str]) -> None:
+    os.environ["DIE_AT"] = call
+    sys.exit(main(arguments))
+
+
 @pytest.mark.parametrize(
     "call,when", [(0, "after"), (1, "before"), (2, "after"), (4, "before"), (4, "after")]
 )
@@ -91,12 +102,10 @@ def test_stopped_at_any_call_it_goes_on(tmp_path, program, call, when):
     capture = Capture(settings(sequences=5))
     batch, out = str(capture.part(0, 2).plan.bytes), tmp_path / "out"
     arguments = command(out, "-q", "--no-store", "--kvbridge", str(program), sequences=5, disk=batch)
-    child = os.fork()
-    if child == 0:
-        os.environ["DIE_AT"] = f"{call} {when}"
-        os._exit(main(arguments))
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == (1 if when == "before" else -9)
+    child = PROCESSES.Process(target=capture_dying_at, args=(f"{call} {when}", arguments))
+    child.start()
+    child.join()
+    assert child.exitcode == (1 if when == "before" else -9)
     assert not (out / "moments.safetensors").exists()
     assert main(arguments) == 0
     assert json.loads((out / "moments.safetensors").read_text()) == wanted(capture)
