@@ -32,7 +32,7 @@ class CircuitConfig(_message.Message):
     def __init__(self, enabled: bool = ..., window: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., min_transfers: _Optional[int] = ..., max_bad_share: _Optional[float] = ..., open_for: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., probes: _Optional[int] = ...) -> None: ...
 
 class Config(_message.Message):
-    __slots__ = ["auth", "drain", "engine", "limits", "listen", "log", "memory", "metrics", "routes", "tenants"]
+    __slots__ = ["auth", "drain", "engine", "limits", "listen", "log", "memory", "metrics", "peers", "routes", "tenants", "ucx"]
     AUTH_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -41,8 +41,10 @@ class Config(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    UCX_FIELD_NUMBER: _ClassVar[int]
     auth: AuthConfig
     drain: DrainConfig
     engine: EngineConfig
@@ -51,9 +53,11 @@ class Config(_message.Message):
     log: LogConfig
     memory: MemoryConfig
     metrics: MetricsConfig
+    peers: _containers.RepeatedCompositeFieldContainer[PeerConfig]
     routes: _containers.RepeatedCompositeFieldContainer[RouteConfig]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantConfig]
-    def __init__(self, listen: _Optional[_Union[ListenConfig, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., limits: _Optional[_Union[LimitsConfig, _Mapping]] = ..., routes: _Optional[_Iterable[_Union[RouteConfig, _Mapping]]] = ..., drain: _Optional[_Union[DrainConfig, _Mapping]] = ..., log: _Optional[_Union[LogConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ..., memory: _Optional[_Union[MemoryConfig, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantConfig, _Mapping]]] = ..., auth: _Optional[_Union[AuthConfig, _Mapping]] = ...) -> None: ...
+    ucx: UcxConfig
+    def __init__(self, listen: _Optional[_Union[ListenConfig, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., limits: _Optional[_Union[LimitsConfig, _Mapping]] = ..., routes: _Optional[_Iterable[_Union[RouteConfig, _Mapping]]] = ..., drain: _Optional[_Union[DrainConfig, _Mapping]] = ..., log: _Optional[_Union[LogConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ..., memory: _Optional[_Union[MemoryConfig, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantConfig, _Mapping]]] = ..., auth: _Optional[_Union[AuthConfig, _Mapping]] = ..., ucx: _Optional[_Union[UcxConfig, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerConfig, _Mapping]]] = ...) -> None: ...
 
 class DrainConfig(_message.Message):
     __slots__ = ["deadline", "delay"]
@@ -144,6 +148,22 @@ class MetricsConfig(_message.Message):
     LATENCY_BUCKETS_FIELD_NUMBER: _ClassVar[int]
     latency_buckets: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, latency_buckets: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PeerConfig(_message.Message):
+    __slots__ = ["address", "ca_file", "cert_file", "key_file", "name", "token_file"]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CA_FILE_FIELD_NUMBER: _ClassVar[int]
+    CERT_FILE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FILE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FILE_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    ca_file: str
+    cert_file: str
+    key_file: str
+    name: str
+    token_file: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., ca_file: _Optional[str] = ..., cert_file: _Optional[str] = ..., key_file: _Optional[str] = ..., token_file: _Optional[str] = ...) -> None: ...
 
 class PolicyConfig(_message.Message):
     __slots__ = ["max_abs", "max_covered_tokens", "max_hops", "max_latency", "min_covered_tokens", "native_tail", "salt", "shadow_rate"]
@@ -236,3 +256,17 @@ class TlsConfig(_message.Message):
     refresh_interval: _duration_pb2.Duration
     require_client_cert: bool
     def __init__(self, cert_file: _Optional[str] = ..., key_file: _Optional[str] = ..., client_ca_file: _Optional[str] = ..., require_client_cert: bool = ..., refresh_interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class UcxConfig(_message.Message):
+    __slots__ = ["allow_plaintext_off_host", "frames_in_flight", "listen", "timeout", "transports"]
+    ALLOW_PLAINTEXT_OFF_HOST_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    allow_plaintext_off_host: bool
+    frames_in_flight: int
+    listen: str
+    timeout: _duration_pb2.Duration
+    transports: str
+    def __init__(self, listen: _Optional[str] = ..., allow_plaintext_off_host: bool = ..., transports: _Optional[str] = ..., frames_in_flight: _Optional[int] = ..., timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

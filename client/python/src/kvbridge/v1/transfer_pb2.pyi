@@ -28,7 +28,7 @@ SERVER_STATE_STARTING: ServerState
 SERVER_STATE_UNSPECIFIED: ServerState
 
 class Decision(_message.Message):
-    __slots__ = ["approximate", "artifact_digest", "bytes_in", "bytes_out", "covered_tokens", "detail", "dirty_pages", "hops", "max_abs", "outcome", "reason", "reason_class", "route", "salt", "saturated_elements", "shadow_selected", "stages", "token_ids_sha256"]
+    __slots__ = ["approximate", "artifact_digest", "bytes_in", "bytes_out", "covered_tokens", "detail", "dirty_pages", "hops", "map_side", "max_abs", "outcome", "reason", "reason_class", "route", "salt", "saturated_elements", "shadow_selected", "stages", "token_ids_sha256"]
     APPROXIMATE_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BYTES_IN_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class Decision(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     DIRTY_PAGES_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
+    MAP_SIDE_FIELD_NUMBER: _ClassVar[int]
     MAX_ABS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +56,7 @@ class Decision(_message.Message):
     detail: str
     dirty_pages: _containers.RepeatedScalarFieldContainer[int]
     hops: int
+    map_side: _types_pb2.MapSide
     max_abs: float
     outcome: _types_pb2.Outcome
     reason: _types_pb2.Reason
@@ -65,14 +67,14 @@ class Decision(_message.Message):
     shadow_selected: bool
     stages: _containers.RepeatedCompositeFieldContainer[StageTime]
     token_ids_sha256: str
-    def __init__(self, outcome: _Optional[_Union[_types_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_types_pb2.Reason, str]] = ..., reason_class: _Optional[_Union[_types_pb2.ReasonClass, str]] = ..., detail: _Optional[str] = ..., covered_tokens: _Optional[int] = ..., artifact_digest: _Optional[str] = ..., hops: _Optional[int] = ..., approximate: bool = ..., salt: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., max_abs: _Optional[float] = ..., saturated_elements: _Optional[int] = ..., shadow_selected: bool = ..., dirty_pages: _Optional[_Iterable[int]] = ..., token_ids_sha256: _Optional[str] = ..., route: _Optional[str] = ...) -> None: ...
+    def __init__(self, outcome: _Optional[_Union[_types_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_types_pb2.Reason, str]] = ..., reason_class: _Optional[_Union[_types_pb2.ReasonClass, str]] = ..., detail: _Optional[str] = ..., covered_tokens: _Optional[int] = ..., artifact_digest: _Optional[str] = ..., hops: _Optional[int] = ..., approximate: bool = ..., salt: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., max_abs: _Optional[float] = ..., saturated_elements: _Optional[int] = ..., shadow_selected: bool = ..., dirty_pages: _Optional[_Iterable[int]] = ..., token_ids_sha256: _Optional[str] = ..., route: _Optional[str] = ..., map_side: _Optional[_Union[_types_pb2.MapSide, str]] = ...) -> None: ...
 
 class GetCapabilitiesRequest(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
 
 class GetCapabilitiesResponse(_message.Message):
-    __slots__ = ["backend", "element_types", "features", "max_chunk_bytes", "max_request_bytes", "max_tokens", "memory_socket", "planes", "routes", "tile_tokens", "version"]
+    __slots__ = ["backend", "element_types", "features", "max_chunk_bytes", "max_request_bytes", "max_tokens", "memory_socket", "peers", "planes", "routes", "tile_tokens", "version"]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_TYPES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +82,7 @@ class GetCapabilitiesResponse(_message.Message):
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     PLANES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     TILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -91,11 +94,12 @@ class GetCapabilitiesResponse(_message.Message):
     max_request_bytes: int
     max_tokens: int
     memory_socket: str
+    peers: _containers.RepeatedScalarFieldContainer[str]
     planes: _containers.RepeatedScalarFieldContainer[_types_pb2.Plane]
     routes: _containers.RepeatedCompositeFieldContainer[RouteInfo]
     tile_tokens: int
     version: str
-    def __init__(self, version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[RouteInfo, _Mapping]]] = ..., element_types: _Optional[_Iterable[_Union[_types_pb2.ElementType, str]]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.Plane, str]]] = ..., max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_chunk_bytes: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., backend: _Optional[str] = ..., memory_socket: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[RouteInfo, _Mapping]]] = ..., element_types: _Optional[_Iterable[_Union[_types_pb2.ElementType, str]]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.Plane, str]]] = ..., max_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_chunk_bytes: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., backend: _Optional[str] = ..., memory_socket: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ["route"]
@@ -130,6 +134,14 @@ class ReadyUpTo(_message.Message):
     TOKEN_END_FIELD_NUMBER: _ClassVar[int]
     token_end: int
     def __init__(self, token_end: _Optional[int] = ...) -> None: ...
+
+class RemoteEndpoint(_message.Message):
+    __slots__ = ["address", "token"]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    token: bytes
+    def __init__(self, address: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class ReportQualityRequest(_message.Message):
     __slots__ = ["artifact_digest", "kl_nats", "nll_delta", "positions", "request_id", "route", "top1_agreement"]
@@ -185,6 +197,16 @@ class RouteInfo(_message.Message):
     target: _types_pb2.ModelSpec
     def __init__(self, route: _Optional[str] = ..., source: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., artifact_digest: _Optional[str] = ..., stage: _Optional[_Union[RouteStage, str]] = ...) -> None: ...
 
+class SourceFailed(_message.Message):
+    __slots__ = ["detail", "outcome", "reason"]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    detail: str
+    outcome: _types_pb2.Outcome
+    reason: _types_pb2.Reason
+    def __init__(self, outcome: _Optional[_Union[_types_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_types_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
 class SourceReleased(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
@@ -198,18 +220,20 @@ class StageTime(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class TransferAccepted(_message.Message):
-    __slots__ = ["artifact_digest", "covered_tokens", "expected_seconds", "plane", "tile_tokens"]
+    __slots__ = ["artifact_digest", "covered_tokens", "expected_seconds", "plane", "remote", "tile_tokens"]
     ARTIFACT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     COVERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     TILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     artifact_digest: str
     covered_tokens: int
     expected_seconds: _types_pb2.Estimate
     plane: _types_pb2.Plane
+    remote: RemoteEndpoint
     tile_tokens: int
-    def __init__(self, covered_tokens: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., plane: _Optional[_Union[_types_pb2.Plane, str]] = ..., expected_seconds: _Optional[_Union[_types_pb2.Estimate, _Mapping]] = ..., artifact_digest: _Optional[str] = ...) -> None: ...
+    def __init__(self, covered_tokens: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., plane: _Optional[_Union[_types_pb2.Plane, str]] = ..., expected_seconds: _Optional[_Union[_types_pb2.Estimate, _Mapping]] = ..., artifact_digest: _Optional[str] = ..., remote: _Optional[_Union[RemoteEndpoint, _Mapping]] = ...) -> None: ...
 
 class TransferChunk(_message.Message):
     __slots__ = ["component", "crc32c", "data", "layer_begin", "layer_end", "token_begin", "token_end"]
@@ -250,11 +274,12 @@ class TransferEvent(_message.Message):
     def __init__(self, accepted: _Optional[_Union[TransferAccepted, _Mapping]] = ..., chunk: _Optional[_Union[TransferChunk, _Mapping]] = ..., layers_ready: _Optional[_Union[LayersReady, _Mapping]] = ..., source_released: _Optional[_Union[SourceReleased, _Mapping]] = ..., completed: _Optional[_Union[TransferCompleted, _Mapping]] = ...) -> None: ...
 
 class TransferHeader(_message.Message):
-    __slots__ = ["artifact_digest", "first_token", "hops", "limits", "prompt_tokens", "request_id", "route", "source", "source_selection", "streamed_source", "target", "target_selection", "tenant"]
+    __slots__ = ["artifact_digest", "first_token", "hops", "limits", "peer", "prompt_tokens", "request_id", "route", "source", "source_selection", "streamed_source", "target", "target_selection", "tenant"]
     ARTIFACT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +293,7 @@ class TransferHeader(_message.Message):
     first_token: int
     hops: int
     limits: TransferLimits
+    peer: str
     prompt_tokens: int
     request_id: str
     route: str
@@ -277,7 +303,7 @@ class TransferHeader(_message.Message):
     target: _types_pb2.ModelSpec
     target_selection: _types_pb2.KvSelection
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., route: _Optional[str] = ..., source: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., source_selection: _Optional[_Union[_types_pb2.KvSelection, _Mapping]] = ..., target_selection: _Optional[_Union[_types_pb2.KvSelection, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., limits: _Optional[_Union[TransferLimits, _Mapping]] = ..., hops: _Optional[int] = ..., streamed_source: bool = ..., first_token: _Optional[int] = ..., artifact_digest: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., route: _Optional[str] = ..., source: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., source_selection: _Optional[_Union[_types_pb2.KvSelection, _Mapping]] = ..., target_selection: _Optional[_Union[_types_pb2.KvSelection, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., limits: _Optional[_Union[TransferLimits, _Mapping]] = ..., hops: _Optional[int] = ..., streamed_source: bool = ..., first_token: _Optional[int] = ..., artifact_digest: _Optional[str] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class TransferLimits(_message.Message):
     __slots__ = ["max_covered_tokens", "max_latency", "native_tail", "overflow"]
@@ -292,14 +318,16 @@ class TransferLimits(_message.Message):
     def __init__(self, max_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., max_covered_tokens: _Optional[int] = ..., native_tail: _Optional[int] = ..., overflow: _Optional[_Union[OverflowPolicy, str]] = ...) -> None: ...
 
 class TransferRequest(_message.Message):
-    __slots__ = ["chunk", "header", "ready_up_to"]
+    __slots__ = ["chunk", "header", "ready_up_to", "source_failed"]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     READY_UP_TO_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FAILED_FIELD_NUMBER: _ClassVar[int]
     chunk: TransferChunk
     header: TransferHeader
     ready_up_to: ReadyUpTo
-    def __init__(self, header: _Optional[_Union[TransferHeader, _Mapping]] = ..., chunk: _Optional[_Union[TransferChunk, _Mapping]] = ..., ready_up_to: _Optional[_Union[ReadyUpTo, _Mapping]] = ...) -> None: ...
+    source_failed: SourceFailed
+    def __init__(self, header: _Optional[_Union[TransferHeader, _Mapping]] = ..., chunk: _Optional[_Union[TransferChunk, _Mapping]] = ..., ready_up_to: _Optional[_Union[ReadyUpTo, _Mapping]] = ..., source_failed: _Optional[_Union[SourceFailed, _Mapping]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ["route"]

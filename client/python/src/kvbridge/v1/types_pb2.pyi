@@ -22,6 +22,9 @@ ELEMENT_TYPE_UNSPECIFIED: ElementType
 KEY_STATE_ROPED: KeyState
 KEY_STATE_UNROPED: KeyState
 KEY_STATE_UNSPECIFIED: KeyState
+MAP_SIDE_SOURCE: MapSide
+MAP_SIDE_TARGET: MapSide
+MAP_SIDE_UNSPECIFIED: MapSide
 OUTCOME_APPLIED: Outcome
 OUTCOME_FALLBACK_REPREFILL: Outcome
 OUTCOME_UNSPECIFIED: Outcome
@@ -31,6 +34,7 @@ PAIRING_INTERLEAVED: Pairing
 PAIRING_UNSPECIFIED: Pairing
 PLANE_INLINE: Plane
 PLANE_REGION: Plane
+PLANE_UCX: Plane
 PLANE_UNSPECIFIED: Plane
 REASON_APP_GATE: Reason
 REASON_ARTIFACT_INTEGRITY: Reason
@@ -96,11 +100,12 @@ class KvGeometry(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., element_type: _Optional[_Union[ElementType, str]] = ..., attention: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., head_order: _Optional[_Iterable[int]] = ..., tp_degree: _Optional[int] = ..., tp_rank: _Optional[int] = ...) -> None: ...
 
 class KvSelection(_message.Message):
-    __slots__ = ["inline", "key_state", "pool", "positions", "scales", "token_ids_sha256", "tokens"]
+    __slots__ = ["inline", "key_state", "pool", "positions", "remote", "scales", "token_ids_sha256", "tokens"]
     INLINE_FIELD_NUMBER: _ClassVar[int]
     KEY_STATE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     SCALES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -108,10 +113,11 @@ class KvSelection(_message.Message):
     key_state: KeyState
     pool: PoolLocation
     positions: Positions
+    remote: RemoteLocation
     scales: _containers.RepeatedCompositeFieldContainer[LayerScales]
     token_ids_sha256: str
     tokens: int
-    def __init__(self, tokens: _Optional[int] = ..., positions: _Optional[_Union[Positions, _Mapping]] = ..., token_ids_sha256: _Optional[str] = ..., key_state: _Optional[_Union[KeyState, str]] = ..., scales: _Optional[_Iterable[_Union[LayerScales, _Mapping]]] = ..., inline: _Optional[_Union[InlineLocation, _Mapping]] = ..., pool: _Optional[_Union[PoolLocation, _Mapping]] = ...) -> None: ...
+    def __init__(self, tokens: _Optional[int] = ..., positions: _Optional[_Union[Positions, _Mapping]] = ..., token_ids_sha256: _Optional[str] = ..., key_state: _Optional[_Union[KeyState, str]] = ..., scales: _Optional[_Iterable[_Union[LayerScales, _Mapping]]] = ..., inline: _Optional[_Union[InlineLocation, _Mapping]] = ..., pool: _Optional[_Union[PoolLocation, _Mapping]] = ..., remote: _Optional[_Union[RemoteLocation, _Mapping]] = ...) -> None: ...
 
 class LayerScales(_message.Message):
     __slots__ = ["key", "value"]
@@ -167,6 +173,12 @@ class Positions(_message.Message):
     start: int
     def __init__(self, start: _Optional[int] = ..., list: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class RemoteLocation(_message.Message):
+    __slots__ = ["mapped"]
+    MAPPED_FIELD_NUMBER: _ClassVar[int]
+    mapped: bool
+    def __init__(self, mapped: bool = ...) -> None: ...
+
 class RopeParams(_message.Message):
     __slots__ = ["attention_factor", "inv_freq", "pairing", "rotary_dim"]
     ATTENTION_FACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -221,4 +233,7 @@ class ReasonClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class Plane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class MapSide(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
