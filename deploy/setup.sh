@@ -12,7 +12,7 @@ usage: bash deploy/setup.sh [--no-apt] [--no-python] [--print-venv] [--help]
 
   (nothing)      install missing Debian packages (as root, or with sudo) and the Python environment
   --no-apt       leave Debian packages alone; say which are missing
-  --no-python    leave Python alone (enough to build kvbridged and kvbridge)
+  --no-python    leave Python, and packages that only tests need, alone (enough to build kvbridged and kvbridge)
   --print-venv   print the environment's folder and exit; installs nothing
   --help         this text
 
@@ -42,7 +42,7 @@ if [ "$print_venv" = 1 ]; then
   exit 0
 fi
 
-packages() { awk '!/^#/ && NF { print $1 }' "$here/packages.txt"; }
+packages() { awk -v all="$with_python" '!/^#/ && NF && (all || $3 != "test") { print $1 }' "$here/packages.txt"; }
 installed_version() { dpkg-query -W -f='${db:Status-Status} ${Version}' "$1" 2>/dev/null | sed -n 's/^installed //p'; }
 
 install_packages() {
@@ -71,7 +71,7 @@ check_versions() {
     case $package in '' | '#'*) continue ;; esac
     got=$(installed_version "$package" | sed 's/^[0-9]*://')
     case $got in
-      "$version"*) ;;
+      '' | "$version"*) ;;
       *) say "note: $package is $got; verified with $version" ;;
     esac
   done <"$here/packages.txt"

@@ -86,11 +86,19 @@ class LocalServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def admin(self) -> str:
+        """host:port of its admin HTTP."""
+        return str(json.loads(self._ports.read_text())["admin"])
+
+    def get(self, path: str) -> str:
+        """A page of its admin HTTP, e.g. "/metrics"."""
+        with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=10) as page:
+            return str(page.read().decode())
+
     def metrics(self) -> dict[str, float]:
         """The server's counters and gauges by name with labels, as /metrics prints them."""
-        admin = json.loads(self._ports.read_text())["admin"]
-        with urllib.request.urlopen(f"http://{admin}/metrics", timeout=10) as page:
-            lines = page.read().decode().splitlines()
+        lines = self.get("/metrics").splitlines()
         samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}
 
