@@ -61,11 +61,12 @@ def reference() -> ReferenceMap:
 
 @pytest.fixture
 def serve(reference):
-    """Starts fake servers: serve(Faults(...)) -> (client, server). Client options go by keyword."""
+    """Starts fake servers: serve(Faults(...)) -> (client, server). Client options go by keyword; memory: the
+    server's FakeMemory."""
     running = []
 
-    def start(faults: Faults | None = None, **options):
-        server = FakeServer(reference, faults=faults or Faults())
+    def start(faults: Faults | None = None, memory=None, **options):
+        server = FakeServer(reference, faults=faults or Faults(), memory=memory)
         server.__enter__()
         client = Client(server.address, **options)
         running.extend([client, server])

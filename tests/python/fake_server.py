@@ -16,8 +16,9 @@ import crc32c
 import grpc
 import numpy as np
 from kvbridge.arrays import bf16_to_float32, float32_to_bf16, storage_dtype
+from fake_memory import FakeMemory
 from kvbridge.cache_file import read_safetensors
-from kvbridge.v1 import plan_pb2, transfer_pb2, transfer_pb2_grpc, types_pb2
+from kvbridge.v1 import memory_pb2_grpc, plan_pb2, transfer_pb2, transfer_pb2_grpc, types_pb2
 
 KEY, VALUE = types_pb2.COMPONENT_KEY, types_pb2.COMPONENT_VALUE
 
@@ -104,17 +105,22 @@ class Faults:
 
 @dataclass
 class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
-    """Serves one route. Use as a context manager; `address` is then dialled."""
+    """Serves one route. Use as a context manager; `address` is then dialled. Without `memory` it offers none."""
 
     mapper: ReferenceMap
     route: str = "pair"
     faults: Faults = field(default_factory=Faults)
     headers: list[transfer_pb2.TransferHeader] = field(default_factory=list)
+    ready: list[int] = field(default_factory=list)  # ReadyUpTo messages
     address: str = ""
+    memory: FakeMemory | None = None
+    artifact: str = "0" * 64
 
     def __enter__(self) -> FakeServer:
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         transfer_pb2_grpc.add_KvBridgeServicer_to_server(self, self._server)
+        if self.memory is not None:
+            memory_pb2_grpc.add_MemoryServicer_to_server(self.memory, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
         return self
@@ -130,7 +136,11 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
         info = transfer_pb2.RouteInfo(
             route=self.route, source=self.mapper.source, target=self.mapper.target
         )
-        return transfer_pb2.GetCapabilitiesResponse(version="fake", routes=[info])
+        answer = transfer_pb2.GetCapabilitiesResponse(version="fake", routes=[info])
+        if self.memory is not None:
+            answer.planes.append(types_pb2.PLANE_REGION)
+            answer.memory_socket = self.memory.path
+        return answer
 
     def Plan(self, request, context):  # noqa: N802
         covered = request.prompt_tokens - max(1, request.native_tail)
@@ -146,7 +156,7 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
         covered = min(selection.tokens, prompt - max(1, limits.native_tail))
         if limits.max_covered_tokens:
             covered = min(covered, limits.max_covered_tokens)
-        refusal = self.faults.decide or _refusal(header, self.mapper, covered)
+        refusal = self.faults.decide or _refusal(header, self.mapper, covered) or self._lost(header)
         if refusal is not None:
             yield _completed(*refusal)
             return
@@ -156,7 +166,7 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
         if self.faults.hang is not None:
             self.faults.hang.wait()
             return
-        source = _collect(requests, header.source.geometry, selection.tokens)
+        source = self._source(header, requests)
         positions = np.asarray(selection.positions.list or range(selection.tokens))[:covered]
         keys, values = self.mapper(*(part[:, :, :covered] for part in source), positions)
         pads = int(np.sum(positions < 0))
@@ -169,7 +179,10 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
                 "mapped cache: not finite",
             )
             return
-        yield from self._answer(header, keys, values)
+        if header.target_selection.HasField("pool"):
+            yield from self._write(header, keys, values)
+        else:
+            yield from self._answer(header, keys, values)
         if not self.faults.no_decision:
             decision = transfer_pb2.Decision(
                 outcome=types_pb2.OUTCOME_APPLIED,
@@ -177,7 +190,7 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
                 hops=header.hops + 1,
                 approximate=True,
                 salt="salt",
-                artifact_digest="0" * 64,
+                artifact_digest=self.artifact,
                 route=self.route,
                 token_ids_sha256=selection.token_ids_sha256,
             )
@@ -185,7 +198,53 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
                 completed=transfer_pb2.TransferCompleted(decision=decision)
             )
 
+    def _lost(self, header):
+        for selection in (header.source_selection, header.target_selection):
+            if selection.HasField("pool") and not self.memory.knows(selection.pool):
+                detail = "pool: not known"
+                return (2, types_pb2.REASON_INVALID_REQUEST, types_pb2.REASON_CLASS_CLIENT, detail)
+        if header.artifact_digest not in ("", self.artifact):
+            detail = "artifact_digest: another is in use"
+            return (2, types_pb2.REASON_ARTIFACT_UNAVAILABLE, types_pb2.REASON_CLASS_INFRA, detail)
+        return None
+
+    def _source(self, header, requests):
+        selection = header.source_selection
+        if not selection.HasField("pool"):
+            return _collect(requests, header.source.geometry, selection.tokens)
+        reached = 0 if header.streamed_source else selection.tokens
+        while reached < selection.tokens:
+            reached = next(requests).ready_up_to.token_end
+            self.ready.append(reached)
+        parts = [[], []]
+        for pair in self.memory.views(selection.pool):
+            for part, view in zip(parts, pair):
+                rows = view[list(selection.pool.pages)].reshape(-1, *view.shape[2:])
+                part.append(rows[: selection.tokens].transpose(1, 0, 2))
+        return np.stack(parts[0]), np.stack(parts[1])
+
+    def _write(self, header, keys, values):
+        yield transfer_pb2.TransferEvent(source_released=transfer_pb2.SourceReleased())
+        bf16 = header.target.geometry.element_type == types_pb2.ELEMENT_TYPE_BF16
+        location, covered = header.target_selection.pool, keys.shape[2]
+        for layer, pair in enumerate(self.memory.views(location)):
+            for view, part in zip(pair, (keys, values)):
+                rows = part[layer].transpose(1, 0, 2)
+                rows = float32_to_bf16(rows) if bf16 else rows
+                size = view.shape[1]
+                for token in range(header.first_token, covered):
+                    view[location.pages[token // size], token % size] = rows[token]
+            ready = transfer_pb2.LayersReady(
+                layer_begin=layer,
+                layer_end=layer + 1,
+                token_begin=header.first_token,
+                token_end=covered,
+            )
+            yield transfer_pb2.TransferEvent(layers_ready=ready)
+
     def _answer(self, header, keys, values):
+        first = header.first_token
+        keys, values = keys[:, :, first:], values[:, :, first:]
         kind = header.target.geometry.element_type
         chunks = []
         for component, part in ((KEY, keys), (VALUE, values)):
@@ -197,7 +256,8 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
                     layer_begin=layer,
                     layer_end=layer + 1,
                     component=component,
-                    token_end=bits.shape[1],
+                    token_begin=first,
+                    token_end=first + bits.shape[1],
                     crc32c=crc32c.crc32c(data),
                     data=data,
                 )

@@ -6,7 +6,7 @@ a sequence of layers, each [kv_heads, tokens, head_dim] of any strides (a 4-D ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import crc32c
 import numpy as np
@@ -51,16 +51,21 @@ def encode_chunks(
     values: Sequence[Array],
     tile_tokens: int = TILE_TOKENS,
     max_chunk_bytes: int = MAX_CHUNK_BYTES,
+    first_token: int = 0,
+    until: Callable[[int], bool] = lambda token_end: True,
 ) -> Iterator[bytes]:
     """Serialized TransferRequests, tile by tile: all layers of one tile of tokens, then the next, so that
-    the server needs the least memory and maps soonest. Arrays are in their storage dtype."""
+    the server needs the least memory and maps soonest. Arrays are in their storage dtype. Tokens before
+    first_token are left out. until: waits for the tokens of a tile to be there; False = they never will."""
     layers = len(keys)
     heads, tokens, dim = keys[0].shape
     token_bytes = heads * dim * keys[0].dtype.itemsize
     tile = max(1, min(tile_tokens, max_chunk_bytes // token_bytes))
     step = max(1, max_chunk_bytes // (tile * token_bytes))  # layers per chunk
-    for begin in range(0, tokens, tile):
+    for begin in range(first_token, tokens, tile):
         end = min(begin + tile, tokens)
+        if not until(end):
+            return
         for first in range(0, layers, step):
             last = min(first + step, layers)
             for component, source in zip(_COMPONENTS, (keys, values)):
@@ -79,9 +84,14 @@ def encode_chunks(
 
 
 class CacheAssembler:
-    """Puts the answer together as [layers, kv_heads, tokens, head_dim]; every element exactly once."""
+    """Puts tokens [first_token, tokens) of an answer together as [layers, kv_heads, tokens - first_token,
+    head_dim]; every element exactly once."""
 
-    def __init__(self, geometry: types_pb2.KvGeometry, tokens: int) -> None:
+    def __init__(
+        self, geometry: types_pb2.KvGeometry, tokens: int, first_token: int = 0
+    ) -> None:
+        self._first = first_token
+        tokens -= first_token
         self._heads, self._dim = geometry.kv_heads, geometry.head_dim
         self._dtype = storage_dtype(geometry.element_type)
         shape = (geometry.layers, geometry.kv_heads, tokens, geometry.head_dim)
@@ -100,17 +110,17 @@ class CacheAssembler:
         if seen is None:
             raise DamagedAnswer(f"{where}: neither keys nor values")
         layers, tokens = seen.shape
-        if not (
-            0 <= chunk.layer_begin < chunk.layer_end <= layers
-            and 0 <= chunk.token_begin < chunk.token_end <= tokens
-        ):
-            raise DamagedAnswer(f"{where}: outside of {layers} layers, {tokens} tokens")
+        begin, end = chunk.token_begin - self._first, chunk.token_end - self._first
+        if not (0 <= chunk.layer_begin < chunk.layer_end <= layers and 0 <= begin < end <= tokens):
+            raise DamagedAnswer(
+                f"{where}: outside of {layers} layers, tokens [{self._first}, {self._first + tokens})"
+            )
         got = crc32c.crc32c(chunk.data)
         if got != chunk.crc32c:
             raise DamagedAnswer(f"{where}: crc32c: expected {chunk.crc32c:08x}, got {got:08x}")
         rectangle = (
             slice(chunk.layer_begin, chunk.layer_end),
-            slice(chunk.token_begin, chunk.token_end),
+            slice(begin, end),
         )
         shape = (*seen[rectangle].shape, self._heads, self._dim)
         expected = int(np.prod(shape)) * self._dtype.itemsize
@@ -130,7 +140,7 @@ class CacheAssembler:
             if len(gaps):
                 layer, token = gaps[0]
                 raise DamagedAnswer(
-                    f"incomplete answer: {_NAMES[component]} of layer {layer}, token {token} "
+                    f"incomplete answer: {_NAMES[component]} of layer {layer}, token {token + self._first} "
                     f"never came ({len(gaps)} rows missing)"
                 )
         return self._caches[_COMPONENTS[0]], self._caches[_COMPONENTS[1]]

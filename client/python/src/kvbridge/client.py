@@ -6,78 +6,49 @@ import dataclasses
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
 import grpc
 import numpy as np
 import numpy.typing as npt
-from google.protobuf import duration_pb2
 
 from kvbridge import chunks
-from kvbridge.arrays import Array, as_storage
+from kvbridge.arrays import Array, storage_dtype
+from kvbridge.attempt import Attempt, CancelToken, Listener
+from kvbridge.cargo import Cargo, InlineCargo, RegionCargo, Source
 from kvbridge.circuit import Circuit
 from kvbridge.counters import ClientCounters
 from kvbridge.digests import token_ids_digest
+from kvbridge.memory import MemoryUnavailable, SharedMemory
+from kvbridge.pools import PagedCache
+from kvbridge.prefix import MappedPrefix
+from kvbridge.progress import Readiness
+from kvbridge.request import (
+    KEY_STATES,
+    OVERFLOW,
+    check_layers,
+    duration,
+    position_list,
+    same_host,
+)
 from kvbridge.result import (
+    APPLIED,
     RpcFailed,
     TransferCancelled,
     TransferFallback,
     TransferResult,
     fallback,
-    from_decision,
 )
+from kvbridge.staging import Staging
 from kvbridge.v1 import admin_pb2, admin_pb2_grpc, plan_pb2, transfer_pb2, transfer_pb2_grpc, types_pb2
 
 _TRANSFER = "/kvbridge.v1.KvBridge/Transfer"
-_KEY_STATES = {"roped": types_pb2.KEY_STATE_ROPED, "unroped": types_pb2.KEY_STATE_UNROPED}
-_OVERFLOW = {
-    "fail": transfer_pb2.OVERFLOW_POLICY_FAIL,
-    "saturate": transfer_pb2.OVERFLOW_POLICY_SATURATE,
-}
-# Status codes are for calls that the server could not answer; each becomes a reason to prefill.
-_REASON_OF_STATUS = {
-    grpc.StatusCode.UNAVAILABLE: "unreachable",
-    grpc.StatusCode.UNIMPLEMENTED: "unreachable",
-    grpc.StatusCode.UNAUTHENTICATED: "unreachable",
-    grpc.StatusCode.PERMISSION_DENIED: "unreachable",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "deadline_exceeded",
-    grpc.StatusCode.INVALID_ARGUMENT: "invalid_request",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "overload",
-    grpc.StatusCode.DATA_LOSS: "transport",
-}
 _INFRA = ("unreachable", "transport", "device_error")  # failures that open the circuit
-
-
-class CancelToken:
-    """Cancels a transfer from another thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._call: grpc.Call | None = None
-        self._cancelled = False
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether cancel() was called."""
-        return self._cancelled
-
-    def cancel(self) -> None:
-        """Ends the transfer that carries this token, now or as soon as it starts. Idempotent."""
-        with self._lock:
-            self._cancelled = True
-            if self._call is not None:
-                self._call.cancel()
-
-    def attach(self, call: grpc.Call) -> None:
-        """For the client: the call that is to be cancelled."""
-        with self._lock:
-            self._call = call
-            if self._cancelled:
-                call.cancel()
+_MAX_TENANTS = 16  # with shared memory of their own
+PlaneChoice = Literal["auto", "region", "inline"]
 
 
 @dataclass(frozen=True)
@@ -85,33 +56,18 @@ class _Transfer:
     """One transfer, ready to be tried."""
 
     header: transfer_pb2.TransferHeader
-    keys: list[Array]
-    values: list[Array]
+    source: Source
+    into: PagedCache | None
+    plane: PlaneChoice
     deadline: float  # time.monotonic()
-    cancel: CancelToken | None
+    listener: Listener
     metadata: tuple[tuple[str, str], ...]
 
-
-class _Gate:
-    """Holds the payload back until the server has accepted the transfer."""
-
-    def __init__(self) -> None:
-        self._decided = threading.Event()
-        self.opened = False
-
-    def open(self) -> None:
-        """The server has accepted."""
-        self.opened = True
-        self._decided.set()
-
-    def close(self) -> None:
-        """The transfer has ended; whoever waits goes home. No-op once open."""
-        self._decided.set()
-
-    def wait(self) -> bool:
-        """Whether it was opened."""
-        self._decided.wait()
-        return self.opened
+    @property
+    def own(self) -> bool:
+        """Whether this process may rely on the bytes on both sides without asking the server."""
+        caches = (self.source.paged, self.into)
+        return all(cache.pool.own for cache in caches if cache is not None)
 
 
 class Client:
@@ -121,7 +77,10 @@ class Client:
     "fail" raises TransferFallback for those that are not applied. timeout: seconds, default deadline of
     every call. retries: further attempts after one that no server has accepted. circuit_threshold: after so
     many failures in a row (unreachable, transport, device_error) the client answers circuit_open itself,
-    for circuit_cooldown seconds, then lets one transfer at a time through until one is answered.
+    for circuit_cooldown seconds, then lets one transfer at a time through until one is answered. plane: "auto"
+    uses memory that is shared with a server on this host, and falls back to chunks in the call where there is
+    none (TransferResult.plane says which); "region" and "inline" insist. staging_bytes: most shared memory for
+    caches that do not lie in a pool.
 
     Thread contract: every method from any thread.
     """
@@ -135,12 +94,15 @@ class Client:
         retries: int = 1,
         circuit_threshold: int = 5,
         circuit_cooldown: float = 5.0,
+        plane: PlaneChoice = "auto",
+        staging_bytes: int = 2 << 30,
         tile_tokens: int = chunks.TILE_TOKENS,
         max_chunk_bytes: int = chunks.MAX_CHUNK_BYTES,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         if on_fallback not in ("prefill", "fail"):
             raise ValueError(f'on_fallback: expected "prefill" or "fail", got {on_fallback!r}')
+        _check_plane(plane)
         options = [("grpc.use_local_subchannel_pool", 1)]
         self._channel = (
             grpc.secure_channel(target, credentials, options)
@@ -157,6 +119,11 @@ class Client:
         self._on_fallback = on_fallback
         self._timeout = timeout
         self._retries = retries
+        self._plane: PlaneChoice = plane
+        self._same_host = same_host(target)
+        self._staging_bytes = staging_bytes
+        self._memories: dict[str, tuple[SharedMemory, Staging]] = {}
+        self._memories_lock = threading.Lock()
         self._tile_tokens = tile_tokens
         self._max_chunk_bytes = max_chunk_bytes
         self._circuit = Circuit(circuit_threshold, circuit_cooldown)
@@ -174,19 +141,44 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; calls in flight are cancelled."""
+        """Ends the connection; calls in flight are cancelled, and the server lets go of shared memory. Arrays of
+        results stay valid."""
+        with self._memories_lock:
+            memories = [memory for memory, _ in self._memories.values()]
+        for memory in memories:
+            memory.close()
         self._channel.close()
+
+    def memory(self, tenant: str = "") -> SharedMemory:
+        """Where an engine on the server's host allocates the caches that it hands over in place. Nothing is
+        asked of the server before it is used."""
+        memory = self._memory_of(tenant)
+        if memory is None:
+            raise MemoryUnavailable("no_room", f"shared memory of more than {_MAX_TENANTS} tenants")
+        return memory[0]
+
+    def _memory_of(self, tenant: str) -> tuple[SharedMemory, Staging] | None:
+        with self._memories_lock:
+            if tenant not in self._memories:
+                if len(self._memories) >= _MAX_TENANTS:
+                    return None
+                memory = SharedMemory(self._channel, tenant)
+                self._memories[tenant] = memory, Staging(memory, self._staging_bytes)
+            return self._memories[tenant]
 
     def transfer(
         self,
         *,
         source: types_pb2.ModelSpec,
         target: types_pb2.ModelSpec,
-        keys: Sequence[Array],
-        values: Sequence[Array],
+        keys: Sequence[Array] = (),
+        values: Sequence[Array] = (),
+        source_pages: PagedCache | None = None,
+        target_pages: PagedCache | None = None,
         route: str = "",
         positions: Sequence[int] | npt.NDArray[np.int64] | None = None,
         token_ids: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        prefix: MappedPrefix | None = None,
         prompt_tokens: int = 0,
         native_tail: int = 1,
         max_covered_tokens: int = 0,
@@ -198,23 +190,41 @@ class Client:
         target_scales: Sequence[types_pb2.LayerScales] = (),
         request_id: str | None = None,
         tenant: str = "",
+        plane: PlaneChoice | None = None,
+        ready: Iterable[int] | None = None,
+        on_layers: Callable[[int, int], None] | None = None,
+        on_source_released: Callable[[], None] | None = None,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> TransferResult:
         """Turns the source model's cache into the target's.
 
-        keys, values: [layers, kv_heads, tokens, head_dim], or one [kv_heads, tokens, head_dim] per layer;
-        any strides, not copied as a whole; dtype as source.geometry states (arrays.py). positions: one per
-        token, default 0, 1, 2, ...; -1 marks left padding. token_ids are digested, never sent.
-        prompt_tokens: length of the prompt that the target goes on from, default the tokens given; the
-        last max(1, native_tail) of it are never covered. max_latency: seconds, 0 falls back at once.
-        hops: maps that this cache has been through.
+        The source is either keys and values, [layers, kv_heads, tokens, head_dim] or one [kv_heads, tokens,
+        head_dim] per layer (any strides; dtype as source.geometry states, arrays.py), or source_pages of a
+        pool. The answer is written to target_pages, where given, else returned. Pages on both sides move no
+        byte beside the map itself; after a cancel or a broken call they may be written for some milliseconds
+        still.
+
+        positions: one per token, default 0, 1, 2, ...; -1 marks left padding. token_ids are digested, never
+        sent. prefix: what the target holds from earlier turns; only tokens after what it shares with token_ids
+        are mapped, and all of them again when the server has another artifact now. prompt_tokens: length of
+        the prompt that the target goes on from, default the tokens given; the last max(1, native_tail) of it
+        are never covered. max_latency: seconds, 0 falls back at once. hops: maps that this cache has been
+        through. plane: as the client's, for this transfer.
+
+        ready: how many tokens of the source are there, ever more (SourceProgress), while prefill goes on;
+        default: all. on_layers(begin, end): these layers of the target are whole, called in order on this
+        thread; they are good, but the transfer may still fall back. on_source_released: source pages may be
+        reused.
 
         Every end of a transfer is a result (see on_fallback), an answer only after each byte of it was
         checked. Raises ValueError for arrays that are no cache, TransferCancelled after cancel().
         """
-        layers = _check_layers(keys, values, source.geometry.element_type)
+        started = time.monotonic()
+        plane = self._plane if plane is None else plane
+        _check_plane(plane)
+        payload = _source(source, keys, values, source_pages, ready)
         header = transfer_pb2.TransferHeader(
             request_id=request_id if request_id is not None else uuid.uuid4().hex,
             tenant=tenant,
@@ -224,40 +234,68 @@ class Client:
             prompt_tokens=prompt_tokens,
             hops=hops,
             limits=transfer_pb2.TransferLimits(
-                max_latency=_duration(max_latency),
+                max_latency=duration(max_latency),
                 max_covered_tokens=max_covered_tokens,
                 native_tail=native_tail,
-                overflow=_OVERFLOW[overflow],
+                overflow=OVERFLOW[overflow],
             ),
             source_selection=types_pb2.KvSelection(
-                tokens=layers[0][0].shape[1],
-                positions=_positions(positions),
+                tokens=payload.tokens,
+                positions=position_list(positions),
                 token_ids_sha256=token_ids_digest(token_ids) if token_ids is not None else "",
-                key_state=_KEY_STATES[key_state],
+                key_state=KEY_STATES[key_state],
                 scales=source_scales,
-                inline=types_pb2.InlineLocation(),
             ),
-            target_selection=types_pb2.KvSelection(
-                scales=target_scales, inline=types_pb2.InlineLocation()
-            ),
+            target_selection=types_pb2.KvSelection(scales=target_scales),
         )
-        started = time.monotonic()
-        deadline = started + (self._timeout if timeout is None else timeout)
-        request = _Transfer(header, *layers, deadline, cancel, tuple(metadata))
+        request = _Transfer(
+            header,
+            payload,
+            target_pages,
+            plane,
+            started + (self._timeout if timeout is None else timeout),
+            Listener(cancel, on_layers, on_source_released),
+            tuple(metadata),
+        )
         try:
-            result = self._guarded(request)
+            result = self._after(prefix, token_ids, request)
         except TransferCancelled:
             self._counters.record("cancelled", "", time.monotonic() - started)
             raise
+        finally:
+            payload.ready.close()
         seconds = time.monotonic() - started
         return self.conclude(
             dataclasses.replace(result, request_id=header.request_id, seconds=seconds)
         )
 
+    def _after(
+        self,
+        prefix: MappedPrefix | None,
+        token_ids: Sequence[int] | npt.NDArray[np.int64] | None,
+        transfer: _Transfer,
+    ) -> TransferResult:
+        """A transfer of what comes after a prefix that is there, or of everything."""
+        if prefix is None:
+            return self._guarded(transfer)
+        if token_ids is None or transfer.header.source_selection.HasField("positions"):
+            raise ValueError("prefix: expected token_ids, and positions 0, 1, 2, ...")
+        first = min(prefix.common(token_ids), _most_covered(transfer.header))
+        if first < 1 or prefix.hops != transfer.header.hops + 1:
+            return self._guarded(transfer)
+        if first == _most_covered(transfer.header):
+            return _nothing_new(prefix, first, transfer)
+        result = self._guarded(_beginning_at(transfer, first, prefix.artifact_digest))
+        if result.reason == "artifact_unavailable":
+            return self._guarded(transfer)
+        return result
+
     def conclude(self, result: TransferResult) -> TransferResult:
         """Counts a transfer that has ended, also one that an adapter refused before it was sent, and
         returns it or raises TransferFallback, as on_fallback says."""
         self._counters.record(result.outcome, result.reason, result.seconds)
+        if result.plane:
+            self._counters.record_plane(result.plane, result.plane_reason)
         if self._on_fallback == "fail" and not result.applied:
             raise TransferFallback(result)
         return result
@@ -267,80 +305,79 @@ class Client:
         if not self._circuit.admit():
             return fallback("circuit_open", "the last transfers went unanswered; not asked again yet")
         try:
-            result = self._with_retries(transfer)
-        except TransferCancelled:
+            result = self._on_a_plane(transfer)
+        except BaseException:
             self._circuit.abandoned()
             raise
-        if result.reason in _INFRA:
+        if not result.attempts:
+            self._circuit.abandoned()
+        elif result.reason in _INFRA:
             self._circuit.failed()
         else:
             self._circuit.succeeded()
         return result
 
-    def _with_retries(self, transfer: _Transfer) -> TransferResult:
-        attempt = 0
-        while True:
-            attempt += 1
-            result = self._attempt(transfer)
-            # Unreachable means that no server has accepted it, and no payload leaves before that.
-            if result.reason != "unreachable" or attempt > self._retries:
-                return dataclasses.replace(result, attempts=attempt)
-            if time.monotonic() >= transfer.deadline:
-                return dataclasses.replace(result, attempts=attempt)
-            self._counters.record_retry()
-
-    def _attempt(self, transfer: _Transfer) -> TransferResult:
-        gate = _Gate()
-        call = self._transfer(
-            self._requests(transfer, gate),
-            timeout=max(0.0, transfer.deadline - time.monotonic()),
-            metadata=transfer.metadata,
-        )
-        if transfer.cancel is not None:
-            transfer.cancel.attach(call)
+    def _on_a_plane(self, transfer: _Transfer) -> TransferResult:
+        """In shared memory where that can be; in the call where it can't, or where it turns out to be lost."""
         try:
-            return self._read(call, transfer.header, gate)
-        except chunks.DamagedAnswer as error:
-            return fallback("transport", str(error))
-        except grpc.RpcError as error:
-            if transfer.cancel is not None and transfer.cancel.cancelled:
-                raise TransferCancelled(transfer.header.request_id) from None
-            reason = _REASON_OF_STATUS.get(error.code(), "internal")
-            if reason == "unreachable" and gate.opened:
-                reason = "transport"
-            return fallback(reason, f"{error.code().name}: {error.details()}")
-        finally:
-            gate.close()
-            call.cancel()  # no-op once it has ended
-
-    def _read(
-        self, call: Any, header: transfer_pb2.TransferHeader, gate: _Gate
-    ) -> TransferResult:
-        """Events until the decision. DamagedAnswer says what is wrong with them."""
-        answer: chunks.CacheAssembler | None = None
-        covered = 0
-        for event in call:
-            kind = event.WhichOneof("event")
-            if kind == "accepted":
-                covered = _covered(event.accepted.covered_tokens, header)
-                answer = chunks.CacheAssembler(header.target.geometry, covered)
-                gate.open()
-            elif kind == "chunk":
-                if answer is None:
-                    raise chunks.DamagedAnswer("answer chunk before Accepted")
-                answer.add(event.chunk)
-            elif kind == "completed":
-                return _conclude(event.completed.decision, answer, covered)
-        raise chunks.DamagedAnswer("the stream ended without a decision")
-
-    def _requests(self, transfer: _Transfer, gate: _Gate) -> Iterator[bytes]:
-        """Runs in gRPC's thread, one message ahead of the network, while events are read. A refused
-        transfer has moved no payload."""
-        yield transfer_pb2.TransferRequest(header=transfer.header).SerializeToString()
-        if gate.wait():
-            yield from chunks.encode_chunks(
-                transfer.keys, transfer.values, self._tile_tokens, self._max_chunk_bytes
+            result = self._in_regions(transfer)
+        except MemoryUnavailable as refusal:
+            if transfer.plane == "region" or not transfer.own:
+                why = "was asked for" if transfer.own else "is the only one to memory of the server's"
+                missing = fallback("transport", f"plane: region {why}; {refusal}")
+                return dataclasses.replace(missing, attempts=0)
+            cargo = InlineCargo(
+                transfer.source,
+                transfer.header.target.geometry,
+                transfer.into,
+                self._tile_tokens,
+                self._max_chunk_bytes,
             )
+            result, _ = self._with_retries(transfer, cargo)
+            return dataclasses.replace(
+                result, plane_reason=refusal.word, plane_detail=refusal.detail
+            )
+        return result
+
+    def _in_regions(self, transfer: _Transfer) -> TransferResult:
+        """MemoryUnavailable when that can't be, and nothing has happened yet."""
+        if transfer.plane == "inline":
+            raise MemoryUnavailable("asked", "the caller chose the inline plane")
+        if not self._same_host:
+            raise MemoryUnavailable("other_host", "the server's address is not of this host")
+        memories = self._memory_of(transfer.header.tenant)
+        if memories is None:
+            raise MemoryUnavailable("no_room", f"shared memory of more than {_MAX_TENANTS} tenants")
+        cargo = RegionCargo(
+            *memories, transfer.header, transfer.source, transfer.into, transfer.deadline
+        )
+        result, accepted = self._with_retries(transfer, cargo)
+        if not accepted and not result.applied and not memories[0].still_there():
+            raise MemoryUnavailable("session_lost", result.detail)
+        return result
+
+    def _with_retries(self, transfer: _Transfer, cargo: Cargo) -> tuple[TransferResult, bool]:
+        """The last attempt's end, and whether it was accepted."""
+        orderly, attempts = False, 0
+        try:
+            while True:
+                attempts += 1
+                attempt = Attempt(transfer.header, cargo, transfer.listener)
+                left = max(0.0, transfer.deadline - time.monotonic())
+                result = attempt.run(self._transfer, left, transfer.metadata)
+                # Unreachable means that no server has accepted it, and no payload leaves before that.
+                again = result.reason == "unreachable" and attempts <= self._retries
+                if not again or time.monotonic() >= transfer.deadline:
+                    break
+                self._counters.record_retry()
+            orderly = attempt.over
+        finally:
+            cargo.close(orderly)
+        first = transfer.source.first_token if result.applied else 0
+        result = dataclasses.replace(
+            result, attempts=attempts, plane=cargo.plane, first_token=first
+        )
+        return result, attempt.accepted
 
     def plan(
         self,
@@ -410,58 +447,61 @@ def _identity(message: bytes) -> bytes:
     return message
 
 
-def _check_layers(
-    keys: Sequence[Array], values: Sequence[Array], kind: int
-) -> tuple[list[Array], list[Array]]:
-    """Keys and values as lists of layers in their storage dtype, all of one shape."""
-    lists = tuple([as_storage(np.asarray(layer), kind) for layer in part] for part in (keys, values))
-    if not lists[0] or len(lists[0]) != len(lists[1]):
-        raise ValueError(
-            f"keys and values: expected as many layers of both, got {len(lists[0])} and {len(lists[1])}"
-        )
-    shape = lists[0][0].shape
-    for name, part in zip(("keys", "values"), lists):
-        for index, layer in enumerate(part):
-            if layer.ndim != 3 or layer.shape != shape:
-                raise ValueError(
-                    f"{name}[{index}]: expected [kv_heads, tokens, head_dim] = {shape} as keys[0], "
-                    f"got {layer.shape}"
-                )
-    return lists[0], lists[1]
+def _check_plane(plane: str) -> None:
+    if plane not in ("auto", "region", "inline"):
+        raise ValueError(f'plane: expected "auto", "region" or "inline", got {plane!r}')
 
 
-def _duration(seconds: float | None) -> duration_pb2.Duration | None:
-    if seconds is None:
-        return None
-    duration = duration_pb2.Duration()
-    duration.FromTimedelta(timedelta(seconds=seconds))
-    return duration
+def _source(
+    spec: types_pb2.ModelSpec,
+    keys: Sequence[Array],
+    values: Sequence[Array],
+    pages: PagedCache | None,
+    ready: Iterable[int] | None,
+) -> Source:
+    """What is to be mapped, given either way."""
+    if pages is not None:
+        if len(keys) or len(values):
+            raise ValueError("keys, values: expected none beside source_pages")
+        return Source([], [], pages, pages.tokens, 0, Readiness(pages.tokens, ready))
+    layers = check_layers(keys, values, spec.geometry.element_type)
+    tokens = layers[0][0].shape[1]
+    return Source(*layers, None, tokens, 0, Readiness(tokens, ready))
 
 
-def _positions(
-    positions: Sequence[int] | npt.NDArray[np.int64] | None,
-) -> types_pb2.Positions | None:
-    if positions is None:
-        return None
-    return types_pb2.Positions(list=np.asarray(positions, np.int64).tolist())
+def _most_covered(header: transfer_pb2.TransferHeader) -> int:
+    """Tokens that a server can cover at most; its route may cover fewer."""
+    tokens, limits = header.source_selection.tokens, header.limits
+    covered = min(tokens, (header.prompt_tokens or tokens) - max(1, limits.native_tail))
+    if limits.max_covered_tokens:
+        covered = min(covered, limits.max_covered_tokens)
+    return max(0, covered)
 
 
-def _covered(accepted: int, header: transfer_pb2.TransferHeader) -> int:
-    """The token count of Accepted, which must not make the client allocate more than it sent."""
-    if not 0 <= accepted <= header.source_selection.tokens:
-        raise chunks.DamagedAnswer(
-            f"accepted.covered_tokens: expected at most {header.source_selection.tokens}, got {accepted}"
-        )
-    return accepted
+def _beginning_at(transfer: _Transfer, first_token: int, artifact_digest: str) -> _Transfer:
+    header = transfer_pb2.TransferHeader()
+    header.CopyFrom(transfer.header)
+    header.first_token = first_token
+    header.artifact_digest = artifact_digest
+    source = dataclasses.replace(transfer.source, first_token=first_token)
+    return dataclasses.replace(transfer, header=header, source=source)
 
 
-def _conclude(
-    decision: transfer_pb2.Decision, answer: chunks.CacheAssembler | None, covered: int
-) -> TransferResult:
-    if decision.outcome != types_pb2.OUTCOME_APPLIED:
-        return from_decision(decision, None, None)
-    if answer is None or decision.covered_tokens != covered:
-        raise chunks.DamagedAnswer(
-            f"decision.covered_tokens: expected the {covered} accepted, got {decision.covered_tokens}"
-        )
-    return from_decision(decision, *answer.finish())
+def _nothing_new(prefix: MappedPrefix, tokens: int, transfer: _Transfer) -> TransferResult:
+    """All that could be covered is in place already."""
+    geometry = transfer.header.target.geometry
+    shape = (geometry.layers, geometry.kv_heads, 0, geometry.head_dim)
+    empty = None if transfer.into else np.empty(shape, storage_dtype(geometry.element_type))
+    return TransferResult(
+        outcome=APPLIED,
+        covered_tokens=tokens,
+        first_token=tokens,
+        keys=empty,
+        values=empty,
+        artifact_digest=prefix.artifact_digest,
+        hops=prefix.hops,
+        approximate=True,
+        salt=prefix.salt,
+        route=transfer.header.route,
+        attempts=0,
+    )

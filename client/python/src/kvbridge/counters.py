@@ -21,6 +21,8 @@ class ClientCounters:
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
         self._fallbacks: Counter[str] = Counter()
+        self._planes: Counter[str] = Counter()
+        self._plane_fallbacks: Counter[str] = Counter()
         self._retries = 0
         self._buckets = [0] * (len(BUCKETS) + 1)
         self._sum = 0.0
@@ -33,6 +35,13 @@ class ClientCounters:
                 self._fallbacks[reason] += 1
             self._buckets[bisect_left(BUCKETS, seconds)] += 1
             self._sum += seconds
+
+    def record_plane(self, plane: str, reason: str) -> None:
+        """How one transfer's bytes travelled, and why not in shared memory."""
+        with self._lock:
+            self._planes[plane] += 1
+            if reason:
+                self._plane_fallbacks[reason] += 1
 
     def record_retry(self) -> None:
         """One more attempt at a transfer."""
@@ -50,6 +59,8 @@ class ClientCounters:
             return {
                 "kvbridge_client_requests_total": dict(self._requests),
                 "kvbridge_client_fallbacks_total": dict(self._fallbacks),
+                "kvbridge_client_planes_total": dict(self._planes),
+                "kvbridge_client_plane_fallbacks_total": dict(self._plane_fallbacks),
                 "kvbridge_client_retries_total": self._retries,
                 "kvbridge_client_request_duration_seconds": {
                     "bucket": cumulative,

@@ -29,14 +29,17 @@ _CLASS_OF = {
 
 @dataclass(frozen=True)
 class TransferResult:
-    """Exactly one per transfer. `keys` and `values` are there if and only if `applied`."""
+    """Exactly one per transfer. `keys` and `values` are there if and only if it was `applied`, and the caller gave no
+    target pages."""
 
     outcome: str  # "applied", "fallback_reprefill" or "unsupported"
     reason: str = ""  # metric label, e.g. "latency_budget"; empty when applied
     reason_class: str = ""  # client, policy, quality, capacity, infra or internal
     detail: str = ""  # one sentence for a person
     covered_tokens: int = 0  # tokens [0, covered_tokens) of the selection are mapped
-    keys: Array | None = None  # [layers, kv_heads, covered_tokens, head_dim], the target's element type
+    # [layers, kv_heads, covered_tokens - first_token, head_dim], the target's element type. On the region
+    # plane they are views of shared memory, which is free again when the last view is gone.
+    keys: Array | None = None
     values: Array | None = None
     artifact_digest: str = ""
     hops: int = 0  # maps that the result has been through
@@ -53,6 +56,10 @@ class TransferResult:
     request_id: str = ""
     seconds: float = 0.0  # wall clock, as the caller saw it
     attempts: int = 1
+    first_token: int = 0  # tokens before it were mapped earlier; keys and values begin with it
+    plane: str = ""  # "region" or "inline": how the bytes travelled; empty when nothing was asked
+    plane_reason: str = ""  # why not "region", a word of docs/metrics.md
+    plane_detail: str = ""  # one sentence for a person
 
     @property
     def applied(self) -> bool:
@@ -61,7 +68,8 @@ class TransferResult:
 
     def __str__(self) -> str:
         if self.applied:
-            return f"applied: {self.covered_tokens} tokens in {self.seconds * 1e3:.1f} ms"
+            how = f" ({self.plane})" if self.plane else ""
+            return f"applied: {self.covered_tokens} tokens in {self.seconds * 1e3:.1f} ms{how}"
         return f"{self.outcome}: {self.reason} ({self.detail})"
 
 
