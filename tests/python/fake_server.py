@@ -309,7 +309,7 @@ def _collect(requests, geometry, tokens):
     """Keys and values [layers, heads, tokens, dim] in storage dtype, every checksum verified."""
     dtype = storage_dtype(geometry.element_type)
     shape = (geometry.layers, geometry.kv_heads, tokens, geometry.head_dim)
-    parts = {c: np.empty(shape, dtype) for c in (KEY, VALUE)}
+    parts = {c: np.zeros(shape, dtype) for c in (KEY, VALUE)}
     for request in requests:
         chunk = request.chunk
         assert crc32c.crc32c(chunk.data) == chunk.crc32c
