@@ -61,6 +61,7 @@ struct PoolGrant {
 struct MemoryUse {
   uint64_t mapped_bytes = 0;  // live and draining
   uint64_t draining_bytes = 0;
+  uint64_t huge_bytes = 0;  // of live regions, in huge pages
   int32_t sessions = 0;
   int32_t regions = 0;
   int32_t pools = 0;
