@@ -38,13 +38,15 @@ class LocalServer:
         self._ports = self.folder / "ports.json"
 
     def __enter__(self) -> LocalServer:
-        config = {
+        config: dict[str, Any] = {
             "listen": {"grpc": [self.address], "admin": "127.0.0.1:0"},
             "drain": {"delay": "0s", "deadline": "5s"},
             "log": {"format": "json"},
             "routes": self._routes,
-            **self._settings,
         }
+        for section, settings in self._settings.items():
+            mergeable = isinstance(settings, Mapping)
+            config[section] = {**config.get(section, {}), **settings} if mergeable else settings
         path = self.folder / "kvbridged.json"
         path.write_text(json.dumps(config, indent=1))
         with self.log.open("wb") as log:

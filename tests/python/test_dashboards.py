@@ -1,0 +1,309 @@
+"""deploy/grafana: dashboards that say what they show, name metrics that exist, and show something when kvbridge works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import ARTIFACT, binary
+from kvbridge.testing import LocalServer
+from kvbridge.v1 import admin_pb2, admin_pb2_grpc, plan_pb2, transfer_pb2, transfer_pb2_grpc
+from operations import DEPLOY, base_name, everything_is_exported, listed_metrics, metrics_in, skip_if_awaited
+from prometheus_server import Prometheus
+from test_attacks import ROUTE, VALUE, answer, cache, chunk, connect, field, filled, header
+from test_rules import RULES, RUNBOOKS, rules
+
+GRAFANA = DEPLOY / "grafana"
+DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(GRAFANA.glob("*.json"))}
+QUERIES = [
+    pytest.param(panel, target, id=f"{uid}: {panel['title']}: {target['legendFormat']}")
+    for uid, dashboard in DASHBOARDS.items()
+    for panel in dashboard["panels"]
+    for target in panel.get("targets", [])
+]
+# What Prometheus and Grafana add to the labels in code.
+ADDED_LABELS = {"namespace", "job", "instance", "le"}
+
+# Reasons that a client can bring about, and why it can't the others.
+NOT_FORCED = {
+    "quality_probe": "reserved: no probe rejects a transfer",
+    "device_oom": "the CPU backend takes its memory from the admission's",
+    "device_error": "a CPU does not fail",
+    "internal": "a bug",
+}
+TOKENS = 300  # of a transfer that is applied
+MOST_TOKENS = 700
+
+
+def recorded():
+    return {rule["record"] for rule in rules(RULES[0])}
+
+
+def substituted(expression):
+    """As Grafana sends it when everything is chosen."""
+    for variable in ("namespace", "job", "pair", "instance"):
+        expression = expression.replace(f"${variable}", ".*")
+    return expression.replace("$__rate_interval", "8s").replace("$__range", "60s")
+
+
+def test_files_are_what_the_description_says():
+    done = subprocess.run([sys.executable, GRAFANA / "generate.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_there_are_four():
+    assert set(DASHBOARDS) == {f"kvbridge-{name}" for name in ("overview", "quality", "capacity", "fleet")}
+
+
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_dashboard_fits_any_grafana(uid):
+    made = DASHBOARDS[uid]
+    assert made["id"] is None and made["uid"] == uid and made["tags"] == ["kvbridge"]
+    assert 39 <= made["schemaVersion"] <= 41
+    assert (made["graphTooltip"], made["timezone"], made["refresh"]) == (1, "browser", "30s")
+    names = [variable["name"] for variable in made["templating"]["list"]]
+    assert names == ["datasource", "namespace", "job", "pair", "instance"]
+    assert all(v["multi"] and v["includeAll"] for v in made["templating"]["list"][1:])
+    assert "__inputs" not in made and '"interval"' not in json.dumps(made)
+    assert any(link["url"].endswith("docs/runbooks/") for link in made["links"] if link["type"] == "link")
+    assert made["annotations"]["list"]
+
+
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_panels_lie_in_the_grid_and_not_on_each_other(uid):
+    taken = set()
+    for panel in DASHBOARDS[uid]["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken and at["x"] + at["w"] <= 24, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize("panel,target", QUERIES)
+def test_query_names_metrics_and_labels_that_exist_and_the_panel_says_which(panel, target):
+    metrics, expression = listed_metrics(), target["expr"]
+    skip_if_awaited(expression)
+    for series in metrics_in(expression):
+        name = base_name(series, metrics)
+        assert name in metrics, name
+        assert name in panel["description"]
+        for selector in re.findall(rf"\b{series}\{{([^}}]*)\}}", expression):
+            labels = set(re.findall(r"(\w+)\s*[=!]~?", re.sub(r'"[^"]*"', "", selector)))
+            assert labels <= metrics[name].labels | ADDED_LABELS, selector
+    assert set(re.findall(r"[a-z_]*:\w+:\w+", expression)) <= recorded()
+    assert not re.search(r"\[\d+[sm]\]", expression), "expected $__rate_interval for a rate of the moment"
+    if panel["type"] not in ("table", "stat", "state-timeline", "heatmap"):
+        assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+def test_every_recorded_series_is_read():
+    readers = " ".join(rule["expr"] for path in RULES for rule in rules(path))
+    readers += " ".join(target["expr"] for _, target in (query.values for query in QUERIES))
+    assert [name for name in recorded() if not re.search(name + r"\b", readers)] == []
+
+
+def test_every_metric_is_on_a_dashboard():
+    metrics = listed_metrics()
+    shown = {base_name(s, metrics) for q in QUERIES for s in metrics_in(q.values[1]["expr"])}
+    assert set(metrics) - shown == set()
+
+
+# --- a real Prometheus that scrapes a real kvbridged
+
+
+def named(route):
+    return field("route", route)
+
+
+def streams():
+    """Reason -> a stream that ends with it, or with `applied`."""
+    whole = list(cache(TOKENS))
+    return {
+        "applied": [header(TOKENS), *whole],
+        "invalid_request": [header(TOKENS, field("hops", -1))],
+        "incompatible_model": [header(TOKENS, field("target.identity.revision", "2"))],
+        "shape_mismatch": [header(TOKENS, field("source.geometry.kv_heads", 1))],
+        "batch_limit": [header(MOST_TOKENS)],
+        "token_limit": [header(MOST_TOKENS + 1)],
+        "app_gate": [header(TOKENS, field("hops", 1))],
+        "route_disabled": [header(TOKENS, named("off"))],
+        "not_worth_it": [header(1)],
+        "non_finite": [header(), chunk(data=filled(np.nan)), chunk(VALUE)],
+        "magnitude_bound": [header(), chunk(data=filled(1e6)), chunk(VALUE)],
+        "unproven_pair": [header(TOKENS, named("unproven"))],
+        "latency_budget": [header(TOKENS, lambda h: h.limits.max_latency.SetInParent())],
+        "artifact_unavailable": [header(TOKENS, named("missing"))],
+        "artifact_integrity": [header(TOKENS, named("damaged"))],
+        "transport": [header(), chunk(crc=1)],
+    }
+
+
+def damaged_artifact(folder):
+    shutil.copytree(ARTIFACT, folder)
+    weights = folder / "mapper.safetensors"
+    weights.chmod(0o644)
+    data = bytearray(weights.read_bytes())
+    data[-100] ^= 1
+    weights.write_bytes(data)
+    return str(folder)
+
+
+def certificate(folder):
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=localhost",
+         "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return {"cert_file": str(cert), "key_file": str(key)}
+
+
+class Stall:
+    """A transfer that was admitted and sends nothing more."""
+
+    def __init__(self, stub):
+        self._end = threading.Event()
+        self._call = stub.Transfer(self._requests(), timeout=60)
+        next(self._call)
+
+    def _requests(self):
+        yield transfer_pb2.TransferRequest(header=header(TOKENS))
+        self._end.wait(60)
+
+    def end(self):
+        self._end.set()
+        self._call.cancel()
+
+
+def overload(stub):
+    """Holds every place of the server, and asks for another."""
+    stalls = [Stall(stub) for _ in range(4)]
+    try:
+        return answer(stub, streams()["applied"])[0]
+    finally:
+        for stall in stalls:
+            stall.end()
+
+
+def report_quality(stub, digest):
+    for kl in (0.01, 0.05):
+        stub.ReportQuality(
+            transfer_pb2.ReportQualityRequest(
+                request_id="r", route="pair", artifact_digest=digest, kl_nats=kl, top1_agreement=0.9, positions=64
+            )
+        )
+
+
+def load_for(server, seconds):
+    """Every reason again and again; returns those that were answered."""
+    seen = set()
+    with connect(server) as channel:
+        stub, admin = transfer_pb2_grpc.KvBridgeStub(channel), admin_pb2_grpc.AdminStub(channel)
+        digest = admin.ListArtifacts(admin_pb2.ListArtifactsRequest()).artifacts[0].digest
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            round_started = time.monotonic()
+            for stream in streams().values():
+                seen.add(answer(stub, stream)[0])
+            seen.add(answer(stub, streams()["applied"], timeout=0.0001)[0].lower())
+            seen.add(overload(stub))
+            answer(stub, [None])
+            stub.Plan(plan_pb2.PlanRequest(route="pair", prompt_tokens=64))
+            if everything_is_exported():
+                report_quality(stub, digest)
+            time.sleep(max(0, 0.5 - (time.monotonic() - round_started)))
+    return seen
+
+
+def evaluated_at_once(folder):
+    """The recording rules, without waiting minutes for the first evaluation of the slow ones."""
+    path = folder / "recording.yaml"
+    path.write_text(re.sub(r"^ +interval: .*\n", "", RULES[0].read_text(), flags=re.M))
+    return path
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """(Prometheus, kvbridged, reasons that were answered), after some seconds of load."""
+    folder = tmp_path_factory.mktemp("live")
+    routes = [
+        ROUTE,
+        {**ROUTE, "name": "off", "stage": "off"},
+        {**ROUTE, "name": "unproven", "allow_unproven": False},
+        {**ROUTE, "name": "missing", "artifact": str(folder / "nothing")},
+        {**ROUTE, "name": "damaged", "artifact": damaged_artifact(folder / "damaged")},
+    ]
+    settings = {
+        **({"listen": {"tls": certificate(folder)}} if everything_is_exported() else {}),
+        "limits": {
+            "max_inflight_transfers": 4,
+            "max_tokens": MOST_TOKENS,
+            "max_request_bytes": "5MiB",
+        },
+        "drain": {"delay": "0s", "deadline": "5s"},
+    }
+    with LocalServer(binary("KVBRIDGED"), routes, settings) as server:
+        with Prometheus(folder, server.admin, [evaluated_at_once(folder), RULES[1]]) as prometheus:
+            seen = load_for(server, 12)
+            yield prometheus, server, seen
+
+
+def test_load_brings_about_every_reason_that_a_client_can(live):
+    _, server, seen = live
+    assert {*streams(), "overload", "deadline_exceeded"} <= seen
+    counted = {
+        re.search(r'reason="(\w+)"', name)[1]
+        for name, value in server.metrics().items()
+        if name.startswith("kvbridge_fallbacks_total") and value > 0
+    }
+    known = {
+        re.search(r'reason="(\w+)"', name)[1]
+        for name in server.metrics()
+        if name.startswith("kvbridge_fallbacks_total")
+    }
+    assert known - counted == {*NOT_FORCED, "draining"}
+
+
+@pytest.mark.parametrize("panel,target", QUERIES)
+def test_panel_has_data(live, panel, target):
+    prometheus = live[0]
+    expression = substituted(target["expr"])
+    skip_if_awaited(expression)
+    if target["instant"]:
+        values = [series["value"][1] for series in prometheus.query(expression)]
+    else:
+        values = [value for series in prometheus.query_range(expression, 10) for _, value in series["values"]]
+    assert any(value not in ("NaN", "+Inf", "-Inf") for value in values), expression
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+def test_prometheus_takes_the_queries_of_a_runbook(live, page):
+    for query in re.findall(r"^```promql\n(.*?)^```", page.read_text(), re.M | re.S):
+        live[0].query(query)
+
+
+def test_alerts_of_this_load_are_written_as_their_authors_meant(live):
+    alerts = {alert["labels"]["alertname"]: alert["annotations"] for alert in live[0].alerts()}
+    assert "KvbridgeNonFinite" in alerts
+    assert alerts["KvbridgeNonFinite"]["summary"] == "A cache of pair pair held NaN or infinity."
+    assert not [text for notes in alerts.values() for text in notes.values() if "<no value>" in text or "%!" in text]
+
+
+def test_who_drains_says_draining(live):
+    _, server, _ = live
+    with connect(server) as channel:
+        stub = transfer_pb2_grpc.KvBridgeStub(channel)
+        stall = Stall(stub)
+        admin_pb2_grpc.AdminStub(channel).Drain(admin_pb2.DrainRequest())
+        deadline = time.monotonic() + 4
+        while (got := answer(stub, streams()["applied"])[0]) != "draining" and time.monotonic() < deadline:
+            pass
+        stall.end()
+    assert got == "draining"
