@@ -29,7 +29,7 @@ LABEL org.opencontainers.image.title="kvbridge" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libgrpc++1.51 libprotobuf32 libabsl20220623 libspdlog1.10 libfmt9 \
-       libyaml-cpp0.7 libssl3 libprometheus-cpp-core1.0 libprometheus-cpp-pull1.0 libcivetweb1 zlib1g \
+       libyaml-cpp0.7 libssl3 libprometheus-cpp-core1.0 libprometheus-cpp-pull1.0 libcivetweb1 libucx0 zlib1g \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=builder /out/ /
 # Any UID works: nothing is written outside mounted volumes.

@@ -24,7 +24,7 @@ CORE_LAYERS = [
     {"device"},
     {"artifact", "guard"},
     {"engine", "store"},
-    {"evidence", "fit", "memory", "plan"},
+    {"evidence", "fit", "memory", "plan", "ucx"},
 ]
 # Who may include what of the project. "kvbridge/v1" is what protoc writes.
 MAY_INCLUDE = {
@@ -45,6 +45,7 @@ CONFINED = [
     ("CUDA", re.compile(r"^(cuda|cublas)\w*\.h"), ("core/device", "tests", "bench")),
     ("OpenSSL", re.compile(r"^openssl/"), ("core/crypto", "server", "tests")),
     ("prometheus-cpp", re.compile(r"^prometheus/"), ("core/metrics", "server", "tests", "bench")),
+    ("UCX", re.compile(r"^uc[pst]/"), ("core/ucx",)),
     ("CLI11", re.compile(r"^CLI/"), ("client/cli", "server", "bench", "tests")),
 ]
 BUDGETS = {".h": 250, ".cc": 600, ".cu": 600}
