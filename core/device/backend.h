@@ -1,11 +1,10 @@
 // What a device can do: keep a mapper resident, and map tiles of tokens with it.
 //
 // A tile runs in two steps so that answers can leave layer by layer:
-//   Prepare    reads the source rows of the tile, un-rotates keys and lays features out for the
-//   device;
-//              after it the source memory is no longer needed.
+//   Prepare    takes the tile's source: reads its rows, un-rotates keys and lays features out for
+//              the device, at once or (SourceUse::kByLayer) as the target layers come to need them.
 //   MapLayers  for a range of target layers: GEMM, bias, key renormalisation, RoPE, checks and
-//   store.
+//              store. Several tiles may share one pass over the weights (MapTogether).
 //
 // Results are reproducible on one device kind: a token's bytes depend on that token and the mapper
 // only, not on the tile it came in, on its neighbours, or on what used the workspace before.
@@ -20,6 +19,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -50,11 +51,23 @@ class ResidentMapper {
 using VerifyWeights =
     std::function<absl::Status(absl::FunctionRef<void(std::span<const std::byte>)> visit)>;
 
+// When a tile's source memory is read.
+enum class SourceUse : uint8_t {
+  kAtOnce,   // by Prepare: afterwards the source is no longer needed
+  kByLayer,  // as target layers come to need it: the source stays until source_layers() are mapped
+};
+
+// Target layers are mapped in groups: tiles prepared kByLayer in ascending order, no call across a
+// multiple of this. Features are kept from the first group that needs them to the last.
+inline constexpr int32_t kLayersPerGroup = 4;
+
 // Features of one tile on the device. Holds pooled workspace until destroyed.
 class PreparedTile {
  public:
   virtual ~PreparedTile() = default;
   virtual uint64_t bytes() const = 0;
+  // Once target layers [0, source_layers()) are mapped, the source is read no more.
+  virtual int32_t source_layers() const = 0;
 };
 
 struct TileSource {
@@ -62,6 +75,7 @@ struct TileSource {
   kv::TokenRange tokens;               // of `view`
   std::span<const int64_t> positions;  // [tokens.size()]: one per token of the range
   bool keys_are_roped = true;          // false: keys are already un-rotated
+  SourceUse use = SourceUse::kAtOnce;
 };
 
 // Seen on every element that was written, not on a sample.
@@ -75,6 +89,16 @@ struct TileChecks {
     saturated += other.saturated;
     max_abs = max_abs > other.max_abs ? max_abs : other.max_abs;
   }
+};
+
+// One tile's share of a call. Results are stored to tokens [target_begin, target_begin + tile
+// tokens) of `target`.
+struct TilePart {
+  PreparedTile* tile = nullptr;
+  const kv::KvView* target = nullptr;
+  int64_t target_begin = 0;
+  // Polled between units of work of about a millisecond, by any worker and by several at once.
+  absl::FunctionRef<bool()> cancelled;
 };
 
 class Backend {
@@ -91,20 +115,28 @@ class Backend {
       std::shared_ptr<const mapper::Mapper> mapper, Precision precision,
       const VerifyWeights& verify) = 0;
 
-  // Bytes of workspace one tile of `tokens` takes: what admission charges.
-  virtual uint64_t WorkspaceBytes(const ResidentMapper& mapper, int64_t tokens) const = 0;
+  // What admission charges: bytes that a tile of `tokens` holds, and bytes that a call which maps
+  // `tokens` takes on top while it runs.
+  virtual uint64_t TileBytes(const ResidentMapper& mapper, int64_t tokens, SourceUse use) const = 0;
+  virtual uint64_t CallBytes(const ResidentMapper& mapper, int64_t tokens) const = 0;
 
   virtual absl::StatusOr<std::unique_ptr<PreparedTile>> Prepare(const ResidentMapper& mapper,
                                                                 const TileSource& source) = 0;
 
-  // Maps target layers [layers) of the prepared tile into `target` tokens
-  // [target_begin, target_begin + tile tokens). `cancelled` is polled between units of work of
-  // about a millisecond, by any worker and by several at once: CANCELLED leaves the target partly
-  // written.
-  virtual absl::StatusOr<TileChecks> MapLayers(const ResidentMapper& mapper,
-                                               const PreparedTile& tile, kv::LayerRange layers,
-                                               const kv::KvView& target, int64_t target_begin,
-                                               absl::FunctionRef<bool()> cancelled) = 0;
+  // Maps target layers [layers) of every part, each weight read once for all of them. One answer
+  // per part, in order; no part's answer or bytes depend on the others. CANCELLED, once its
+  // `cancelled` said true, leaves that part's target partly written.
+  virtual std::vector<absl::StatusOr<TileChecks>> MapTogether(const ResidentMapper& mapper,
+                                                              kv::LayerRange layers,
+                                                              std::span<const TilePart> parts) = 0;
+
+  // The same for one tile.
+  absl::StatusOr<TileChecks> MapLayers(const ResidentMapper& mapper, PreparedTile& tile,
+                                       kv::LayerRange layers, const kv::KvView& target,
+                                       int64_t target_begin, absl::FunctionRef<bool()> cancelled) {
+    const TilePart part{&tile, &target, target_begin, cancelled};
+    return std::move(MapTogether(mapper, layers, {&part, 1}).front());
+  }
 };
 
 }  // namespace kvbridge::device

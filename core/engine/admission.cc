@@ -81,12 +81,16 @@ std::variant<Reservation, guard::Refusal> Admission::Reserve(const Claim& claim)
     return Refuse(Reason::kOverload, "max_tenant_bytes", HumanBytes(tenant_limit),
                   absl::StrCat(need, " on top of ", HumanBytes(tenant_bytes)));
   }
-  bytes_ += claim.buffer_bytes;
+  const bool wish = claim.wish_bytes > 0 &&
+                    Fits(bytes_, claim.wish_bytes, limits_.max_inflight_bytes / 2) &&
+                    Fits(tenant_bytes, claim.wish_bytes, tenant_limit / 2);
+  const uint64_t granted = wish ? claim.wish_bytes : claim.buffer_bytes;
+  bytes_ += granted;
   ++transfers_;
   Tenant& tenant = tenants_[claim.tenant];
-  tenant.bytes += claim.buffer_bytes;
+  tenant.bytes += granted;
   ++tenant.transfers;
-  return Reservation(shared_from_this(), std::string(claim.tenant), claim.buffer_bytes);
+  return Reservation(shared_from_this(), std::string(claim.tenant), granted);
 }
 
 void Admission::Release(const std::string& tenant, uint64_t bytes) {

@@ -31,6 +31,8 @@ struct Claim {
   absl::string_view tenant;
   uint64_t payload_bytes = 0;  // in and out
   uint64_t buffer_bytes = 0;   // buffers and workspace, at most, at any time
+  // At least buffer_bytes, or 0: granted instead where it leaves half of every limit free.
+  uint64_t wish_bytes = 0;
 };
 
 class Admission;

@@ -13,10 +13,10 @@
 namespace kvbridge::engine {
 namespace {
 
-// Counts the tiles in flight and lets the caller wait for room, or for the last of them.
-class TileWindow {
+// Counts the works in flight and lets the caller wait for room, or for the last of them.
+class WorkWindow {
  public:
-  explicit TileWindow(int32_t size) : size_(size) {}
+  explicit WorkWindow(int32_t size) : size_(size) {}
 
   void Enter() {
     base::MutexLock lock(&mutex_);
@@ -41,13 +41,12 @@ class TileWindow {
   int32_t used_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Submits every tile and returns, when the last worker has left, how far it came.
-int64_t SubmitAll(Transfer& transfer, int32_t tile_tokens, int32_t tiles_in_flight,
-                  const kv::KvView& source, const kv::KvView& target) {
-  TileWindow window(tiles_in_flight);
+// Submits everything and returns, when the last worker has left, how far it came.
+int64_t SubmitAll(Transfer& transfer, const kv::KvView& source, const kv::KvView& target) {
+  WorkWindow window(transfer.works_in_flight());
   int64_t begin = 0;
   while (begin < transfer.covered_tokens() && !transfer.cancelled()) {
-    const int64_t end = std::min(begin + tile_tokens, transfer.covered_tokens());
+    const int64_t end = std::min(begin + transfer.work_tokens(), transfer.covered_tokens());
     TileWork work;
     work.tokens = {begin, end};
     work.source = source;
@@ -58,7 +57,7 @@ int64_t SubmitAll(Transfer& transfer, int32_t tile_tokens, int32_t tiles_in_flig
     window.Enter();
     if (absl::Status status = transfer.SubmitTile(std::move(work)); !status.ok()) {
       window.Leave();
-      // The views are the caller's; whatever else is wrong with a tile is our fault.
+      // The views are the caller's; whatever else is wrong with a work is our fault.
       transfer.Cancel(guard::Fallback(absl::IsInvalidArgument(status)
                                           ? guard::Reason::kShapeMismatch
                                           : guard::Reason::kInternal,
@@ -82,8 +81,7 @@ Decision RunLocal(TransferEngine& engine, guard::TransferSpec spec,
   if (auto* decision = std::get_if<Decision>(&begun)) return *std::move(decision);
   Transfer& transfer = *std::get<std::shared_ptr<Transfer>>(begun);
 
-  const int64_t submitted =
-      SubmitAll(transfer, engine.tile_tokens(), engine.tiles_in_flight(), source, target);
+  const int64_t submitted = SubmitAll(transfer, source, target);
   const Decision decision = transfer.Finish().value();
   if (decision.applied()) {
     kv::KvView covered = target;

@@ -32,16 +32,31 @@ absl::Status CheckView(const kv::KvView& view, const model::KvGeometry& geometry
       view.head_dim != geometry.head_dim || view.dtype != geometry.dtype ||
       view.planes.size() != 2 * static_cast<size_t>(geometry.layers)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "tile.", name, ": expected ", geometry.layers, " layers x ", geometry.kv_heads, " heads x ",
+        "work.", name, ": expected ", geometry.layers, " layers x ", geometry.kv_heads, " heads x ",
         geometry.head_dim, " ", tensor::Name(geometry.dtype), ", got ", view.layers, " x ",
         view.kv_heads, " x ", view.head_dim, " ", tensor::Name(view.dtype)));
   }
   if (begin < 0 || begin > view.tokens || count > view.tokens - begin) {
-    return absl::InvalidArgumentError(absl::StrCat("tile.", name, "_begin: expected ", count,
+    return absl::InvalidArgumentError(absl::StrCat("work.", name, "_begin: expected ", count,
                                                    " tokens within ", view.tokens, ", got ",
                                                    begin));
   }
   return absl::OkStatus();
+}
+
+// A sweep begins with a single layer and grows, never across a multiple of kLayersPerGroup: the
+// first layer is ready early, and the others cost few passes.
+kv::LayerRange FirstGroup(bool sweep, int32_t layers) {
+  return {0, std::min(sweep ? 1 : device::kLayersPerGroup, layers)};
+}
+kv::LayerRange GroupAfter(kv::LayerRange group, int32_t layers) {
+  const int32_t size = std::min(group.end, device::kLayersPerGroup);
+  return {group.end, std::min(group.end + size, layers)};
+}
+
+void ReleaseSource(TileWork& work) {
+  work.source_owner.reset();
+  if (const auto released = std::exchange(work.on_source_released, nullptr)) released();
 }
 
 absl::Status Stopped() { return absl::CancelledError("transfer: refused or finished"); }
@@ -55,17 +70,18 @@ Transfer::Transfer(const Env& env, Parts parts)
       admissible_(parts.admissible),
       pin_(std::move(parts.pin)),
       reservation_(std::move(parts.reservation)),
+      room_(parts.room),
       positions_(std::move(parts.positions)),
       salt_(std::move(parts.salt)),
       budget_end_(parts.budget_end),
       expected_seconds_(parts.expected_seconds) {}
 
-absl::Status Transfer::CheckTile(const TileWork& work) const {
+absl::Status Transfer::CheckWork(const TileWork& work) const {
   const kv::TokenRange tokens = work.tokens;
   if (tokens.begin < 0 || tokens.size() < 1 || tokens.end > covered_tokens() ||
-      tokens.size() > env_.tile_tokens) {
+      tokens.size() > room_.tokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat("tile.tokens: expected 1 to ", env_.tile_tokens, " tokens within [0, ",
+        absl::StrCat("work.tokens: expected 1 to ", room_.tokens, " tokens within [0, ",
                      covered_tokens(), "), got [", tokens.begin, ", ", tokens.end, ")"));
   }
   KVB_RETURN_IF_ERROR(
@@ -74,41 +90,41 @@ absl::Status Transfer::CheckTile(const TileWork& work) const {
 }
 
 absl::Status Transfer::SubmitTile(TileWork work) {
-  KVB_RETURN_IF_ERROR(CheckTile(work));
+  KVB_RETURN_IF_ERROR(CheckWork(work));
   {
     base::MutexLock lock(&mutex_);
     if (refusal_.has_value() || finished_) return Stopped();
-    if (tiles_running_ >= env_.tiles_in_flight) {
+    if (works_running_ >= room_.works) {
       return absl::FailedPreconditionError(
-          absl::StrCat("tile: expected at most ", env_.tiles_in_flight, " in flight"));
+          absl::StrCat("work: expected at most ", room_.works, " in flight"));
     }
     if (submitted_.CountIn(work.tokens) > 0) {
-      return absl::InvalidArgumentError(absl::StrCat("tile.tokens: [", work.tokens.begin, ", ",
+      return absl::InvalidArgumentError(absl::StrCat("work.tokens: [", work.tokens.begin, ", ",
                                                      work.tokens.end, ") came before"));
     }
     submitted_.Insert(work.tokens);
-    ++tiles_running_;
+    ++works_running_;
   }
   const absl::Status queued = env_.pool->Submit(
       [self = shared_from_this(), work = std::move(work), now = env_.clock->Now()]() mutable {
-        RunTile(std::move(self), std::move(work), now);
+        RunWork(std::move(self), std::move(work), now);
       });
   if (!queued.ok()) {
     Cancel(Fallback(Reason::kOverload, queued.message()));
     base::MutexLock lock(&mutex_);
-    --tiles_running_;
+    --works_running_;
   }
   return queued;
 }
 
-// The last act of a worker in a tile: everything it held is let go before the plane hears of it.
-void Transfer::RunTile(std::shared_ptr<Transfer> self, TileWork work, absl::Time queued) {
+// The last act of a worker in a work: everything it held is let go before the plane hears of it.
+void Transfer::RunWork(std::shared_ptr<Transfer> self, TileWork work, absl::Time queued) {
   self->AddStage(Stage::kQueue, self->Since(queued));
-  const absl::Status status = self->MapTile(work);
+  const absl::Status status = self->MapWork(work);
   if (!status.ok()) self->Cancel(FromDevice(status));
   {
     base::MutexLock lock(&self->mutex_);
-    --self->tiles_running_;
+    --self->works_running_;
     if (status.ok()) self->done_tokens_ += work.tokens.size();
   }
   const auto on_done = std::move(work.on_done);
@@ -117,73 +133,102 @@ void Transfer::RunTile(std::shared_ptr<Transfer> self, TileWork work, absl::Time
   if (on_done) on_done(status);
 }
 
-absl::Status Transfer::MapTile(TileWork& work) {
+absl::Status Transfer::MapWork(TileWork& work) {
   absl::Duration busy;
-  const int32_t at_start = env_.tiles_on_device->fetch_add(1) + 1;
-  const absl::StatusOr<Prepared> tile = PrepareTile(work, &busy);
-  work.source_owner.reset();
-  if (work.on_source_released) work.on_source_released();
-  const absl::Status status = tile.ok() ? MapGroups(work, *tile, &busy) : tile.status();
-  const int32_t at_end = env_.tiles_on_device->fetch_sub(1);
-  // Short tiles cost nearly as much as full ones and say little about the rate. Tiles that ran side
-  // by side shared the device.
+  std::vector<Tile> tiles = Cut(work);
+  const int32_t at_start = env_.works_on_device->fetch_add(1) + 1;
+  const absl::Status status = Sweep(work, tiles, &busy);
+  const int32_t at_end = env_.works_on_device->fetch_sub(1);
+  tiles.clear();
+  ReleaseSource(work);
+  // Short works cost nearly as much as full tiles and say little about the rate. Works that ran
+  // side by side shared the device.
   if (status.ok() && 2 * work.tokens.size() >= env_.tile_tokens) {
-    env_.rates->Record(artifact_digest(), work.tokens.size(), 2 * busy / (at_start + at_end),
-                       env_.clock->Now());
+    env_.rates->Record(artifact_digest(), static_cast<double>(work.tokens.size()),
+                       2 * busy / (at_start + at_end), env_.clock->Now());
   }
   return status;
 }
 
-absl::StatusOr<Transfer::Prepared> Transfer::PrepareTile(const TileWork& work,
-                                                         absl::Duration* busy) {
-  if (cancelled()) return Stopped();
-  const int64_t pads = Pads(work.tokens);
-  if (pads == work.tokens.size()) return Prepared();
-  const absl::Time start = env_.clock->Now();
-  const kv::TokenRange mapped{work.tokens.begin + pads, work.tokens.end};
-  absl::StatusOr<Prepared> tile = env_.backend->Prepare(
-      *pin_.resident, {&work.source,
-                       {work.source_begin + pads, work.source_begin + work.tokens.size()},
-                       positions_.span(mapped),
-                       spec_.key_state == guard::KeyState::kRoped});
-  *busy = Since(start);
-  AddStage(Stage::kStripRope, *busy);
-  return tile;
+std::vector<Transfer::Tile> Transfer::Cut(const TileWork& work) const {
+  std::vector<Tile> tiles;
+  for (int64_t begin = work.tokens.begin; begin < work.tokens.end; begin += env_.tile_tokens) {
+    const kv::TokenRange tokens{begin, std::min(begin + env_.tile_tokens, work.tokens.end)};
+    tiles.push_back({tokens, work.target_begin + begin - work.tokens.begin, Pads(tokens), nullptr});
+  }
+  return tiles;
 }
 
-absl::Status Transfer::MapGroups(const TileWork& work, const Prepared& tile, absl::Duration* busy) {
-  if (cancelled()) return Stopped();
-  MarkDirty(work);
-  for (int32_t begin = 0; begin < work.target.layers; begin += kLayersPerGroup) {
-    const kv::LayerRange layers{begin, std::min(begin + kLayersPerGroup, work.target.layers)};
-    const absl::Time start = env_.clock->Now();
-    const absl::StatusOr<device::TileChecks> checks = MapGroup(work, tile, layers);
-    const absl::Time mapped = env_.clock->Now();
-    AddStage(Stage::kMap, mapped - start);
-    *busy += mapped - start;
-    if (!checks.ok()) return checks.status();
-    const absl::Status good = CheckGroup(*checks);
-    AddStage(Stage::kGuard, Since(mapped));
-    if (!good.ok()) return good;
+absl::Status Transfer::Sweep(TileWork& work, std::vector<Tile>& tiles, absl::Duration* busy) {
+  const bool sweep = tiles.size() > 1;
+  if (!sweep) {
+    KVB_RETURN_IF_ERROR(PrepareTile(work, tiles.front(), busy));
+    ReleaseSource(work);
+  }
+  for (kv::LayerRange layers = FirstGroup(sweep, work.target.layers); layers.size() > 0;
+       layers = GroupAfter(layers, work.target.layers)) {
+    bool source_needed = false;
+    for (Tile& tile : tiles) {
+      if (sweep && layers.begin == 0) KVB_RETURN_IF_ERROR(PrepareTile(work, tile, busy));
+      KVB_RETURN_IF_ERROR(MapTile(work, tile, layers, busy));
+      source_needed |= tile.prepared != nullptr && tile.prepared->source_layers() > layers.end;
+    }
+    if (!source_needed) ReleaseSource(work);
     if (publish() && work.on_layers) work.on_layers(layers);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<device::TileChecks> Transfer::MapGroup(const TileWork& work, const Prepared& tile,
-                                                      kv::LayerRange layers) {
-  const int64_t pads = Pads(work.tokens);
-  for (int32_t layer = layers.begin; pads > 0 && layer < layers.end; ++layer) {
-    for (const kv::Component c : kv::kComponents) {
-      kv::ZeroRows(work.target, layer, c, {work.target_begin, work.target_begin + pads});
-    }
-  }
-  if (tile == nullptr) return device::TileChecks();
-  return env_.backend->MapLayers(*pin_.resident, *tile, layers, work.target,
-                                 work.target_begin + pads, [this] { return cancelled(); });
+absl::Status Transfer::MapTile(const TileWork& work, Tile& tile, kv::LayerRange layers,
+                               absl::Duration* busy) {
+  if (cancelled()) return Stopped();
+  if (layers.begin == 0) MarkDirty(work, tile);
+  const absl::Time start = env_.clock->Now();
+  const absl::StatusOr<device::TileChecks> checks = MapLayers(work, tile, layers);
+  const absl::Time mapped = env_.clock->Now();
+  AddStage(Stage::kMap, mapped - start);
+  *busy += mapped - start;
+  if (!checks.ok()) return checks.status();
+  const absl::Status good = CheckLayers(*checks);
+  AddStage(Stage::kGuard, Since(mapped));
+  return good;
 }
 
-absl::Status Transfer::CheckGroup(const device::TileChecks& checks) {
+absl::Status Transfer::PrepareTile(const TileWork& work, Tile& tile, absl::Duration* busy) {
+  if (cancelled()) return Stopped();
+  if (tile.pads == tile.tokens.size()) return absl::OkStatus();
+  const absl::Time start = env_.clock->Now();
+  const kv::TokenRange mapped{tile.tokens.begin + tile.pads, tile.tokens.end};
+  const int64_t source_begin = work.source_begin - work.tokens.begin;
+  KVB_ASSIGN_OR_RETURN(
+      tile.prepared,
+      env_.backend->Prepare(
+          *pin_.resident,
+          {.view = &work.source,
+           .tokens = {source_begin + mapped.begin, source_begin + mapped.end},
+           .positions = positions_.span(mapped),
+           .keys_are_roped = spec_.key_state == guard::KeyState::kRoped,
+           .use = work.tokens.size() > env_.tile_tokens ? device::SourceUse::kByLayer
+                                                        : device::SourceUse::kAtOnce}));
+  const absl::Duration took = Since(start);
+  AddStage(Stage::kStripRope, took);
+  *busy += took;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<device::TileChecks> Transfer::MapLayers(const TileWork& work, const Tile& tile,
+                                                       kv::LayerRange layers) {
+  for (int32_t layer = layers.begin; tile.pads > 0 && layer < layers.end; ++layer) {
+    for (const kv::Component c : kv::kComponents) {
+      kv::ZeroRows(work.target, layer, c, {tile.target_begin, tile.target_begin + tile.pads});
+    }
+  }
+  if (tile.prepared == nullptr) return device::TileChecks();
+  return env_.backend->MapLayers(*pin_.resident, *tile.prepared, layers, work.target,
+                                 tile.target_begin + tile.pads, [this] { return cancelled(); });
+}
+
+absl::Status Transfer::CheckLayers(const device::TileChecks& checks) {
   {
     base::MutexLock lock(&mutex_);
     checks_.Merge(checks);
@@ -198,11 +243,11 @@ int64_t Transfer::Pads(kv::TokenRange range) const {
   return std::clamp<int64_t>(positions_.pads() - range.begin, 0, range.size());
 }
 
-void Transfer::MarkDirty(const TileWork& work) {
+void Transfer::MarkDirty(const TileWork& work, const Tile& tile) {
   const int64_t page_tokens = work.target.tokens_per_page;
   if (page_tokens == 0) return;
-  const int64_t first = work.target_begin / page_tokens;
-  const int64_t last = (work.target_begin + work.tokens.size() - 1) / page_tokens;
+  const int64_t first = tile.target_begin / page_tokens;
+  const int64_t last = (tile.target_begin + tile.tokens.size() - 1) / page_tokens;
   base::MutexLock lock(&mutex_);
   dirty_pages_.insert(work.target.pages.begin() + first, work.target.pages.begin() + last + 1);
 }
@@ -234,7 +279,7 @@ std::optional<Refusal> Transfer::WhyIncomplete() const {
                                    missing, " never came"));
     }
     return Fallback(Reason::kInternal,
-                    absl::StrCat("finished with ", tiles_running_, " tiles in flight"));
+                    absl::StrCat("finished with ", works_running_, " works in flight"));
   }
   if (!publish()) return Fallback(Reason::kRouteDisabled, "the route is in shadow");
   return std::nullopt;

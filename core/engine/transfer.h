@@ -1,8 +1,10 @@
 // One request's life between admission and decision.
 //
-// A plane (inline chunks, regions, memory in process) feeds tiles of tokens as they become
-// complete; each is one job of the WorkerPool. The map is token-wise independent, so tiles may come
-// in any order and run at the same time.
+// A plane (inline chunks, regions, memory in process) feeds tokens as they become complete. The map
+// is token-wise independent, so they may come in any order and be mapped at the same time. A tile
+// of tokens goes through all layers before the next one does; where both caches lie in memory that
+// stays, longer works are *swept*, group of layers by group of layers over all their tiles, so that
+// the target can start with layer 0 long before the last layer is mapped.
 //
 // Whatever happens, in whatever order, there is one decision: the first refusal wins, and Finish()
 // seals it. A worker that is still inside the transfer when it is refused keeps the mapper, the
@@ -17,6 +19,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -46,15 +49,16 @@ struct ArtifactPin {
   bool proven = false;  // its evidence passes
 };
 
-// One tile. The plane has validated both views (kv::Validate, kv::CheckWithin).
+// Tokens to map. The plane has validated both views (kv::Validate, kv::CheckWithin).
 //
-// Callbacks may be empty. They come from a worker thread, in the order below, and must not block:
+// Callbacks may be empty. They come from a worker thread, one at a time, and must not block:
 //   on_source_released  once, at the latest before on_done: the source is read no more and the
 //                       transfer has let source_owner go
-//   on_layers           for each group of target layers that is written and has passed the checks,
-//                       never on a shadow route, never after a refusal was seen
-//   on_done             once, last: the transfer holds nothing of this tile any more. OK, or why
-//   not
+//   on_layers           for each group of target layers, in order, once it is written for all of
+//                       `tokens` and has passed the checks; never on a shadow route, never after a
+//                       refusal was seen
+//   on_done             once, last: the transfer holds nothing of this work any more. OK, or why
+//                       not
 struct TileWork {
   kv::TokenRange tokens;  // of the selection, within [0, covered_tokens)
   kv::KvView source;
@@ -72,18 +76,14 @@ struct TileWork {
 // Thread contract: every method may be called from any thread, also from a tile's callbacks.
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
-  // Target layers per on_layers: a group's bytes are some MiB at serving sizes, so answers leave
-  // early without a message per layer.
-  static constexpr int32_t kLayersPerGroup = 4;
-
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  // Queues a tile. On an error no callback comes and the owners are dropped:
+  // Queues at most work_tokens() tokens. On an error no callback comes and the owners are dropped:
   //   CANCELLED           the transfer has been refused or finished
   //   INVALID_ARGUMENT    ranges outside the selection or the views, tokens submitted before, views
   //                       of another geometry
-  //   FAILED_PRECONDITION tiles_in_flight tiles are queued or running
+  //   FAILED_PRECONDITION works_in_flight() works are queued or running
   //   RESOURCE_EXHAUSTED  the worker pool's queue is full; the transfer is refused with overload
   absl::Status SubmitTile(TileWork work);
 
@@ -103,6 +103,9 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void AddBytes(int64_t in, int64_t out);
 
   int64_t covered_tokens() const { return admissible_.covered_tokens; }
+  // Room is reserved for so many works of so many tokens: some tiles, or one sweep.
+  int64_t work_tokens() const { return room_.tokens; }
+  int32_t works_in_flight() const { return room_.works; }
   const guard::TransferSpec& spec() const { return spec_; }
   const std::string& artifact_digest() const { return pin_.resident->mapper().digest; }
   // False on a shadow route: nothing of the result may leave.
@@ -115,15 +118,19 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
  private:
   friend class TransferEngine;
 
+  struct Room {
+    int64_t tokens;  // of one work
+    int32_t works;
+  };
+
   // What the engine lends to all its transfers.
   struct Env {
     base::WorkerPool* pool;
     device::Backend* backend;
     const base::Clock* clock;
     RateMeter* rates;
-    std::atomic<int32_t>* tiles_on_device;  // of all transfers
+    std::atomic<int32_t>* works_on_device;  // of all transfers
     int32_t tile_tokens;
-    int32_t tiles_in_flight;
   };
 
   struct Parts {
@@ -132,27 +139,37 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     guard::Admissible admissible;
     ArtifactPin pin;
     Reservation reservation;
+    Room room;
     kv::Positions positions;
     std::string salt;
     absl::Time budget_end;
     std::optional<double> expected_seconds;
   };
 
-  using Prepared = std::unique_ptr<device::PreparedTile>;  // null: nothing but padding
+  // A part of a work: at most tile_tokens tokens, prepared when their first layers are mapped.
+  struct Tile {
+    kv::TokenRange tokens;  // of the selection
+    int64_t target_begin;   // token of the work's target that is tokens.begin
+    int64_t pads;           // leading tokens that are padding: zeroed, not mapped
+    std::unique_ptr<device::PreparedTile> prepared;  // null before the first map, or all padding
+  };
 
   Transfer(const Env& env, Parts parts);
 
-  absl::Status CheckTile(const TileWork& work) const;
-  static void RunTile(std::shared_ptr<Transfer> self, TileWork work, absl::Time queued);
-  absl::Status MapTile(TileWork& work);
-  absl::StatusOr<Prepared> PrepareTile(const TileWork& work, absl::Duration* busy);
-  absl::Status MapGroups(const TileWork& work, const Prepared& tile, absl::Duration* busy);
-  absl::StatusOr<device::TileChecks> MapGroup(const TileWork& work, const Prepared& tile,
-                                              kv::LayerRange layers);
-  absl::Status CheckGroup(const device::TileChecks& checks);
+  absl::Status CheckWork(const TileWork& work) const;
+  std::vector<Tile> Cut(const TileWork& work) const;
+  static void RunWork(std::shared_ptr<Transfer> self, TileWork work, absl::Time queued);
+  absl::Status MapWork(TileWork& work);
+  absl::Status Sweep(TileWork& work, std::vector<Tile>& tiles, absl::Duration* busy);
+  absl::Status MapTile(const TileWork& work, Tile& tile, kv::LayerRange layers,
+                       absl::Duration* busy);
+  absl::Status PrepareTile(const TileWork& work, Tile& tile, absl::Duration* busy);
+  absl::StatusOr<device::TileChecks> MapLayers(const TileWork& work, const Tile& tile,
+                                               kv::LayerRange layers);
+  absl::Status CheckLayers(const device::TileChecks& checks);
   // Leading tokens of `range` that are padding.
   int64_t Pads(kv::TokenRange range) const;
-  void MarkDirty(const TileWork& work);
+  void MarkDirty(const TileWork& work, const Tile& tile);
   absl::Duration Since(absl::Time start) const { return env_.clock->Now() - start; }
   std::optional<guard::Refusal> WhyIncomplete() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -162,6 +179,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const guard::Admissible admissible_;
   const ArtifactPin pin_;
   const Reservation reservation_;
+  const Room room_;
   const kv::Positions positions_;
   const std::string salt_;
   const absl::Time budget_end_;
@@ -172,7 +190,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   mutable base::Mutex mutex_;
   std::optional<guard::Refusal> refusal_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  int32_t tiles_running_ ABSL_GUARDED_BY(mutex_) = 0;  // queued or running
+  int32_t works_running_ ABSL_GUARDED_BY(mutex_) = 0;  // queued or running
   kv::TokenSet submitted_ ABSL_GUARDED_BY(mutex_);     // disjoint, so counting what is done
   int64_t done_tokens_ ABSL_GUARDED_BY(mutex_) = 0;    // proves completeness
   device::TileChecks checks_ ABSL_GUARDED_BY(mutex_);

@@ -108,20 +108,36 @@ std::optional<double> TransferEngine::ExpectedSeconds(const std::string& digest,
   return rate->seconds_per_unit * static_cast<double>(tokens);
 }
 
-Claim TransferEngine::ClaimOf(const guard::TransferSpec& spec, int64_t covered_tokens,
-                              const device::ResidentMapper& mapper) const {
+TransferEngine::Need TransferEngine::NeedOf(const guard::TransferSpec& spec, int64_t covered_tokens,
+                                            const device::ResidentMapper& mapper) const {
+  const device::Backend& backend = *deps_.backend;
   const uint64_t source_bytes = spec.source.geometry.token_bytes();
   const uint64_t target_bytes = spec.target.geometry.token_bytes();
   const int64_t tile = std::min<int64_t>(options_.tile_tokens, covered_tokens);
-  const int64_t tiles =
-      std::min<int64_t>(options_.tiles_in_flight, (covered_tokens + tile - 1) / tile);
+  const int64_t all_tiles = (covered_tokens + tile - 1) / tile;
+  const int64_t tiles = std::min<int64_t>(options_.tiles_in_flight, all_tiles);
   const uint64_t buffered =
       (spec.source_buffered ? source_bytes : 0) + (spec.target_buffered ? target_bytes : 0);
+  const uint64_t call = backend.CallBytes(mapper, tile);
   const uint64_t per_tile =
-      Plus(deps_.backend->WorkspaceBytes(mapper, tile), Times(tile, buffered));
-  return Claim{spec.tenant,
-               Plus(Times(spec.tokens, source_bytes), Times(covered_tokens, target_bytes)),
-               Plus(Times(tiles, per_tile), Times(spec.tokens, sizeof(int64_t)))};
+      Plus(Plus(backend.TileBytes(mapper, tile, device::SourceUse::kAtOnce), call),
+           Times(tile, buffered));
+  const uint64_t positions = Times(spec.tokens, sizeof(int64_t));
+  Need need;
+  need.claim = {
+      .tenant = spec.tenant,
+      .payload_bytes = Plus(Times(spec.tokens, source_bytes), Times(covered_tokens, target_bytes)),
+      .buffer_bytes = Plus(Times(tiles, per_tile), positions)};
+  if (buffered > 0) return need;
+  const uint64_t swept =
+      std::max<uint64_t>(1, backend.TileBytes(mapper, tile, device::SourceUse::kByLayer));
+  const uint64_t sweep_tiles = std::min<uint64_t>(options_.sweep_bytes / swept, all_tiles);
+  if (sweep_tiles < 2) return need;
+  need.claim.wish_bytes =
+      std::max(need.claim.buffer_bytes,
+               Plus(Plus(Times(sweep_tiles, swept), Times(tiles, call)), positions));
+  need.sweep_tokens = static_cast<int64_t>(sweep_tiles) * tile;
+  return need;
 }
 
 std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
@@ -146,8 +162,14 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
                    spec);
   }
 
-  auto reserved = admission_->Reserve(ClaimOf(spec, admissible.covered_tokens, *pin.resident));
+  const Need need = NeedOf(spec, admissible.covered_tokens, *pin.resident);
+  auto reserved = admission_->Reserve(need.claim);
   if (const auto* no = std::get_if<Refusal>(&reserved)) return Refused(*no, spec);
+  auto& reservation = std::get<Reservation>(reserved);
+  const bool sweep = need.sweep_tokens > 0 && reservation.bytes() == need.claim.wish_bytes;
+  const Transfer::Room room = sweep
+                                  ? Transfer::Room{need.sweep_tokens, 1}
+                                  : Transfer::Room{options_.tile_tokens, options_.tiles_in_flight};
 
   absl::StatusOr<kv::Positions> positions = MakePositions(spec, mapper);
   if (!positions.ok()) {
@@ -162,14 +184,12 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
   if (!salt.ok()) {
     return Refused(Fallback(Reason::kInternal, salt.status().message()), spec);
   }
-  const Transfer::Env env{
-      deps_.pool,           deps_.backend,           deps_.clock, &rates_, &tiles_on_device_,
-      options_.tile_tokens, options_.tiles_in_flight};
+  const Transfer::Env env{deps_.pool, deps_.backend,     deps_.clock,
+                          &rates_,    &works_on_device_, options_.tile_tokens};
   const absl::Time budget_end = now + budget.value_or(absl::InfiniteDuration());
-  return std::shared_ptr<Transfer>(
-      new Transfer(env, {std::move(spec), policy, admissible, std::move(pin),
-                         std::get<Reservation>(std::move(reserved)), *std::move(positions),
-                         *std::move(salt), budget_end, expected}));
+  return std::shared_ptr<Transfer>(new Transfer(
+      env, {std::move(spec), policy, admissible, std::move(pin), std::move(reservation), room,
+            *std::move(positions), *std::move(salt), budget_end, expected}));
 }
 
 }  // namespace kvbridge::engine

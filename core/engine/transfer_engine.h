@@ -31,6 +31,9 @@ class TransferEngine {
   struct Options {
     int32_t tile_tokens = 256;    // 16 to 4096
     int32_t tiles_in_flight = 2;  // of one transfer, 1 to 64
+    // Workspace of one sweep, at most; 0 = nothing is swept. A sweep is granted while it leaves
+    // half of what `limits` allow to others; where it isn't, the transfer goes tile by tile.
+    uint64_t sweep_bytes = uint64_t{256} << 20;
     Limits limits;
   };
   // Borrowed; they outlive the engine.
@@ -71,14 +74,18 @@ class TransferEngine {
 
   std::optional<double> ExpectedSeconds(const std::string& digest, int64_t tokens,
                                         absl::Time now) const;
-  Claim ClaimOf(const guard::TransferSpec& spec, int64_t covered_tokens,
-                const device::ResidentMapper& mapper) const;
+  struct Need {
+    Claim claim;
+    int64_t sweep_tokens = 0;  // what claim.wish_bytes are for
+  };
+  Need NeedOf(const guard::TransferSpec& spec, int64_t covered_tokens,
+              const device::ResidentMapper& mapper) const;
 
   const Options options_;
   const Deps deps_;
   const std::shared_ptr<Admission> admission_;
   RateMeter rates_;
-  std::atomic<int32_t> tiles_on_device_{0};
+  std::atomic<int32_t> works_on_device_{0};
 };
 
 }  // namespace kvbridge::engine

@@ -9,7 +9,9 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/device/backend.h"
 #include "core/model/model_spec.h"
@@ -29,21 +31,22 @@ class FakeBackend final : public device::Backend {
   using Cancelled = absl::FunctionRef<bool()>;
 
   std::function<absl::Status(const device::TileSource&)> on_prepare;
-  // Before a group of layers is written: an error is the device's.
+  // Before a part's group of layers is written: an error is the device's.
   std::function<absl::Status(kv::LayerRange, Cancelled)> on_map;
-  uint64_t workspace_bytes_per_token = 100;
+  uint64_t workspace_bytes_per_token = 100;  // of a tile; calls take nothing
 
   std::string name() const override { return "fake"; }
   absl::StatusOr<std::unique_ptr<device::ResidentMapper>> MakeResident(
       std::shared_ptr<const mapper::Mapper> mapper, device::Precision precision,
       const device::VerifyWeights& verify) override;
-  uint64_t WorkspaceBytes(const device::ResidentMapper& mapper, int64_t tokens) const override;
+  uint64_t TileBytes(const device::ResidentMapper& mapper, int64_t tokens,
+                     device::SourceUse use) const override;
+  uint64_t CallBytes(const device::ResidentMapper& mapper, int64_t tokens) const override;
   absl::StatusOr<std::unique_ptr<device::PreparedTile>> Prepare(
       const device::ResidentMapper& mapper, const device::TileSource& source) override;
-  absl::StatusOr<device::TileChecks> MapLayers(const device::ResidentMapper& mapper,
-                                               const device::PreparedTile& tile,
-                                               kv::LayerRange layers, const kv::KvView& target,
-                                               int64_t target_begin, Cancelled cancelled) override;
+  std::vector<absl::StatusOr<device::TileChecks>> MapTogether(
+      const device::ResidentMapper& mapper, kv::LayerRange layers,
+      std::span<const device::TilePart> parts) override;
 
   // Both go back to what they were when nothing of a test is left.
   int live_tiles() const { return *live_tiles_; }

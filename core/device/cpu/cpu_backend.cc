@@ -12,12 +12,10 @@
 namespace kvbridge::device {
 namespace {
 
-// Only this backend's own objects are handed back to it.
+// Only this backend's own mappers are handed back to it.
 const cpu::ResidentWeights& Own(const ResidentMapper& mapper) {
   return static_cast<const cpu::ResidentWeights&>(mapper);
 }
-
-const cpu::CpuTile& Own(const PreparedTile& tile) { return static_cast<const cpu::CpuTile&>(tile); }
 
 }  // namespace
 
@@ -43,21 +41,23 @@ absl::StatusOr<std::unique_ptr<ResidentMapper>> CpuBackend::MakeResident(
   return cpu::ResidentWeights::Create(std::move(mapper), precision, verify, workers_);
 }
 
-uint64_t CpuBackend::WorkspaceBytes(const ResidentMapper& mapper, int64_t tokens) const {
-  return cpu::CpuTile::Bytes(Own(mapper), tokens, lanes());
+uint64_t CpuBackend::TileBytes(const ResidentMapper& mapper, int64_t tokens, SourceUse use) const {
+  return cpu::CpuTile::Bytes(Own(mapper), tokens, use);
+}
+
+uint64_t CpuBackend::CallBytes(const ResidentMapper& mapper, int64_t tokens) const {
+  return cpu::CallBytes(Own(mapper), tokens, workers_.threads() + 1);
 }
 
 absl::StatusOr<std::unique_ptr<PreparedTile>> CpuBackend::Prepare(const ResidentMapper& mapper,
                                                                   const TileSource& source) {
-  return cpu::CpuTile::Create(Own(mapper), source, kernels_, lanes(), *pool_, workers_);
+  return cpu::CpuTile::Create(Own(mapper), source, kernels_, *pool_, workers_);
 }
 
-absl::StatusOr<TileChecks> CpuBackend::MapLayers(const ResidentMapper& mapper,
-                                                 const PreparedTile& tile, kv::LayerRange layers,
-                                                 const kv::KvView& target, int64_t target_begin,
-                                                 absl::FunctionRef<bool()> cancelled) {
-  return cpu::MapLayers(Own(mapper), Own(tile), layers, target, target_begin, kernels_, workers_,
-                        cancelled);
+std::vector<absl::StatusOr<TileChecks>> CpuBackend::MapTogether(const ResidentMapper& mapper,
+                                                                kv::LayerRange layers,
+                                                                std::span<const TilePart> parts) {
+  return cpu::MapTogether(Own(mapper), layers, parts, kernels_, *pool_, workers_);
 }
 
 }  // namespace kvbridge::device

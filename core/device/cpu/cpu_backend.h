@@ -34,18 +34,16 @@ class CpuBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<ResidentMapper>> MakeResident(
       std::shared_ptr<const mapper::Mapper> mapper, Precision precision,
       const VerifyWeights& verify) override;
-  uint64_t WorkspaceBytes(const ResidentMapper& mapper, int64_t tokens) const override;
+  uint64_t TileBytes(const ResidentMapper& mapper, int64_t tokens, SourceUse use) const override;
+  uint64_t CallBytes(const ResidentMapper& mapper, int64_t tokens) const override;
   absl::StatusOr<std::unique_ptr<PreparedTile>> Prepare(const ResidentMapper& mapper,
                                                         const TileSource& source) override;
-  absl::StatusOr<TileChecks> MapLayers(const ResidentMapper& mapper, const PreparedTile& tile,
-                                       kv::LayerRange layers, const kv::KvView& target,
-                                       int64_t target_begin,
-                                       absl::FunctionRef<bool()> cancelled) override;
+  std::vector<absl::StatusOr<TileChecks>> MapTogether(const ResidentMapper& mapper,
+                                                      kv::LayerRange layers,
+                                                      std::span<const TilePart> parts) override;
 
  private:
   CpuBackend(Isa isa, base::WorkerPool* workers, std::shared_ptr<kv::BufferPool> pool);
-  // Threads that may work on one tile: the pool's, and the caller.
-  int32_t lanes() const { return workers_.threads() + 1; }
 
   const cpu::KernelSet& kernels_;
   base::WorkerPool& workers_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <deque>
 
 #include "absl/strings/str_cat.h"
 #include <emmintrin.h>
@@ -23,6 +24,20 @@ using mapper::Support;
 constexpr int32_t kRoundSteps = 8;
 // Head-local products are small: a unit takes as many layers as make about a millisecond on AMX.
 constexpr double kUnitFlops = 1e9;
+// How much one unit covers at most: its results, 512 tokens by 256 columns of float, fill a quarter
+// of a second-level cache of 2 MiB, beside two rounds of weights.
+constexpr int32_t kUnitBlocks = 16;
+constexpr int32_t kUnitColumns = 8;
+
+// Target heads of one full-head unit.
+int32_t UnitHeads(const Blocking& blocking) {
+  return std::clamp(kUnitColumns / blocking.head_columns, 1, blocking.target_heads);
+}
+
+int64_t ScratchFloats(const Blocking& blocking, int32_t blocks) {
+  return int64_t{std::min(blocks, kUnitBlocks)} * UnitHeads(blocking) * blocking.head_columns *
+         kBlockElements;
+}
 
 // Some target heads of some layers, for up to kUnitBlocks blocks of tokens.
 struct Unit {
@@ -31,6 +46,54 @@ struct Unit {
   int32_t head_begin, head_end;
   int32_t block_begin, block_end;
 };
+
+// A tile that takes part in a call, and what was seen of it.
+struct Part {
+  Part(const TilePart& part, const CpuTile& tile, absl::StatusOr<TileChecks>& answer)
+      : tile(tile),
+        target(*part.target),
+        target_begin(part.target_begin),
+        cancelled(part.cancelled),
+        answer(answer) {}
+
+  const CpuTile& tile;
+  const kv::KvView& target;
+  const int64_t target_begin;
+  const absl::FunctionRef<bool()> cancelled;
+  std::atomic<bool> stopped{false};
+  RowStats stats{};  // guarded by the run's mutex
+  absl::StatusOr<TileChecks>& answer;
+
+  // Whether it still wants its results.
+  bool Poll() {
+    if (!stopped.load(std::memory_order_relaxed) && cancelled()) {
+      stopped.store(true, std::memory_order_relaxed);
+    }
+    return !stopped.load(std::memory_order_relaxed);
+  }
+  // After the last unit.
+  void SetAnswer() {
+    if (stopped) {
+      answer = absl::CancelledError("map: cancelled between units of work");
+    } else {
+      answer = TileChecks{.non_finite = stats.non_finite,
+                          .saturated = stats.saturated,
+                          .max_abs = std::bit_cast<float>(stats.max_magnitude)};
+    }
+  }
+};
+
+// 32 tokens of a part.
+struct Block {
+  Part* part;
+  int32_t index;  // in its tile
+};
+
+void Add(const RowStats& more, RowStats& stats) {
+  stats.non_finite += more.non_finite;
+  stats.saturated += more.saturated;
+  stats.max_magnitude = std::max(stats.max_magnitude, more.max_magnitude);
+}
 
 uint64_t Encode(uint8_t dtype, const float* src, float scale, void* dst, uint64_t n) {
   return tensor::EncodeRow(static_cast<tensor::DType>(dtype), src, scale,
@@ -63,29 +126,20 @@ absl::Status CheckTarget(const model::KvGeometry& geometry, const kv::KvView& ta
 // One call: the units share it.
 class Run {
  public:
-  Run(const ResidentWeights& resident, const CpuTile& tile, const kv::KvView& target,
-      int64_t target_begin, const KernelSet& kernels, int32_t lanes,
-      absl::FunctionRef<bool()> cancelled)
+  // `scratch`: lanes of ScratchFloats each.
+  Run(const ResidentWeights& resident, const KernelSet& kernels, std::vector<Block> blocks,
+      float* scratch, int32_t lanes)
       : resident_(resident),
         blocking_(resident.blocking()),
-        tile_(tile),
-        target_(target),
-        target_begin_(target_begin),
         kernels_(kernels),
         gemm_(resident.precision() == Precision::kBf16 ? kernels.gemm_bf16 : kernels.gemm_f32),
-        cancelled_(cancelled) {
-    for (int32_t lane = lanes; lane-- > 0;) free_.push_back(tile.Scratch(lane));
+        blocks_(std::move(blocks)) {
+    const int64_t floats = ScratchFloats(blocking_, static_cast<int32_t>(blocks_.size()));
+    for (int32_t lane = lanes; lane-- > 0;) free_.push_back(scratch + lane * floats);
   }
 
   std::vector<Unit> Plan(kv::LayerRange layers, int32_t workers) const;
   void Do(const Unit& unit);
-  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
-  TileChecks checks() const {
-    base::MutexLock lock(&mutex_);
-    return {.non_finite = stats_.non_finite,
-            .saturated = stats_.saturated,
-            .max_abs = std::bit_cast<float>(stats_.max_magnitude)};
-  }
 
  private:
   // One layer's share of a unit, and where its numbers are.
@@ -95,46 +149,52 @@ class Run {
     int32_t layer_index;
     Component component;
     int32_t head_begin, head_end;
-    int32_t block_begin, block_end;
+    std::span<const Block> blocks;
     float* c;  // [blocks][columns] blocks
     int32_t columns;
   };
+  using UnitStats = std::array<RowStats, kUnitBlocks>;  // of each block
+
   void PlanLayer(kv::LayerRange layers, Component c, int32_t head_step,
                  std::vector<Unit>& units) const;
-  bool Multiply(const Product& product, RowStats& stats);
-  void MultiplyBlock(const Product& product, int32_t block, int32_t first, int32_t count);
-  void FinishBlock(const Product& product, int32_t block, RowStats& stats);
-  bool Poll() {
-    if (!stopped() && cancelled_()) stopped_.store(true, std::memory_order_relaxed);
-    return !stopped();
-  }
+  bool Multiply(const Product& product, UnitStats& stats);
+  void MultiplyBlock(const Product& product, int32_t index, int32_t first, int32_t count);
+  void FinishBlock(const Product& product, int32_t index, RowStats& stats);
 
   const ResidentWeights& resident_;
   const Blocking& blocking_;
-  const CpuTile& tile_;
-  const kv::KvView& target_;
-  const int64_t target_begin_;
   const KernelSet& kernels_;
   void (*const gemm_)(const GemmArgs&);
-  absl::FunctionRef<bool()> cancelled_;
-  std::atomic<bool> stopped_{false};
+  const std::vector<Block> blocks_;
 
-  mutable base::Mutex mutex_;
+  base::Mutex mutex_;
   // Last in, first out: a worker mostly gets back the scratch that is in its own cache.
   std::vector<float*> free_ ABSL_GUARDED_BY(mutex_);
-  RowStats stats_ ABSL_GUARDED_BY(mutex_) = {};
 };
+
+// Asks each part once: blocks of a part follow each other. True: some part goes on.
+bool PollAll(std::span<const Block> blocks) {
+  bool any = false;
+  const Part* asked = nullptr;
+  for (const Block& block : blocks) {
+    if (block.part == asked) continue;
+    asked = block.part;
+    any |= block.part->Poll();
+  }
+  return any;
+}
 
 void Run::PlanLayer(kv::LayerRange layers, Component c, int32_t head_step,
                     std::vector<Unit>& units) const {
+  const auto blocks = static_cast<int32_t>(blocks_.size());
   for (int32_t h = 0; h < blocking_.target_heads; h += head_step) {
-    for (int32_t b = 0; b < tile_.blocks(); b += kUnitBlocks) {
+    for (int32_t b = 0; b < blocks; b += kUnitBlocks) {
       units.push_back({.component = c,
                        .layers = layers,
                        .head_begin = h,
                        .head_end = std::min(h + head_step, blocking_.target_heads),
                        .block_begin = b,
-                       .block_end = std::min(b + kUnitBlocks, tile_.blocks())});
+                       .block_end = std::min(b + kUnitBlocks, blocks)});
     }
   }
 }
@@ -149,7 +209,7 @@ std::vector<Unit> Run::Plan(kv::LayerRange layers, int32_t workers) const {
         ++l;
         continue;
       }
-      const double tokens = std::min(tile_.blocks(), kUnitBlocks) * double{kBlock};
+      const double tokens = double{kBlock} * std::min<double>(blocks_.size(), kUnitBlocks);
       const double flops = 2 * tokens * layer.steps(blocking_) * kBlock * blocking_.padded_dim();
       const int32_t spread = std::max(1, layers.size() * blocking_.target_heads / (2 * workers));
       const int32_t most = std::clamp(static_cast<int32_t>(kUnitFlops / flops), 1, spread);
@@ -166,14 +226,16 @@ std::vector<Unit> Run::Plan(kv::LayerRange layers, int32_t workers) const {
 }
 
 void Run::Do(const Unit& unit) {
-  if (!Poll()) return;
+  const std::span<const Block> blocks =
+      std::span(blocks_).subspan(unit.block_begin, unit.block_end - unit.block_begin);
+  if (!PollAll(blocks)) return;
   float* scratch;
   {
     base::MutexLock lock(&mutex_);
     scratch = free_.back();
     free_.pop_back();
   }
-  RowStats stats{};
+  UnitStats stats{};
   kernels_.enter();
   for (int32_t l = unit.layers.begin; l < unit.layers.end; ++l) {
     const ResidentLayer& layer = resident_.layer(l, unit.component);
@@ -183,8 +245,7 @@ void Run::Do(const Unit& unit) {
                              .component = unit.component,
                              .head_begin = unit.head_begin,
                              .head_end = unit.head_end,
-                             .block_begin = unit.block_begin,
-                             .block_end = unit.block_end,
+                             .blocks = blocks,
                              .c = scratch,
                              .columns = (unit.head_end - unit.head_begin) * blocking_.head_columns};
     if (!Multiply(product, stats)) break;
@@ -193,34 +254,36 @@ void Run::Do(const Unit& unit) {
   _mm_sfence();
   base::MutexLock lock(&mutex_);
   free_.push_back(scratch);
-  stats_.non_finite += stats.non_finite;
-  stats_.saturated += stats.saturated;
-  stats_.max_magnitude = std::max(stats_.max_magnitude, stats.max_magnitude);
+  for (size_t i = 0; i < blocks.size(); ++i) Add(stats[i], blocks[i].part->stats);
 }
 
-// Rounds of a few segments over all blocks; the last round finishes each block. False: cancelled.
-bool Run::Multiply(const Product& product, RowStats& stats) {
+// Rounds of a few segments over all blocks; the last round finishes each block. False: no part
+// wants to go on.
+bool Run::Multiply(const Product& product, UnitStats& stats) {
   const auto total = static_cast<int32_t>(product.segments.size());
   const int32_t round = std::max(1, kRoundSteps / blocking_.head_steps);
   for (int32_t first = 0; first < total; first += round) {
-    if (!Poll()) return false;
+    if (!PollAll(product.blocks)) return false;
     const int32_t count = std::min(round, total - first);
-    for (int32_t block = product.block_begin; block < product.block_end; ++block) {
-      MultiplyBlock(product, block, first, count);
-      if (first + count == total) FinishBlock(product, block, stats);
+    for (int32_t i = 0; i < static_cast<int32_t>(product.blocks.size()); ++i) {
+      if (product.blocks[i].part->stopped.load(std::memory_order_relaxed)) continue;
+      MultiplyBlock(product, i, first, count);
+      if (first + count == total) FinishBlock(product, i, stats[i]);
     }
   }
   return true;
 }
 
-void Run::MultiplyBlock(const Product& product, int32_t block, int32_t first, int32_t count) {
+void Run::MultiplyBlock(const Product& product, int32_t index, int32_t first, int32_t count) {
+  const Block& block = product.blocks[index];
   std::array<const void*, kRoundSteps> a;
-  for (int32_t s = 0; s < count; ++s) a[s] = tile_.Block(product.segments[first + s], block);
+  for (int32_t s = 0; s < count; ++s) {
+    a[s] = block.part->tile.Block(product.segments[first + s], block.index);
+  }
   const int64_t segment_bytes = blocking_.segment_bytes();
   const int64_t column_bytes = product.layer.steps(blocking_) * blocking_.step_bytes();
   const int64_t round_bytes = count * segment_bytes;
-  const int32_t blocks = product.block_end - product.block_begin;
-  const int32_t index = block - product.block_begin;
+  const auto blocks = static_cast<int32_t>(product.blocks.size());
   constexpr int32_t kLine = 64;
   const auto step_lines = static_cast<int32_t>(blocking_.step_bytes() / kLine);
   GemmArgs args = {.a = a.data(),
@@ -244,40 +307,41 @@ void Run::MultiplyBlock(const Product& product, int32_t block, int32_t first, in
   }
 }
 
-void Run::FinishBlock(const Product& product, int32_t block, RowStats& stats) {
+void Run::FinishBlock(const Product& product, int32_t index, RowStats& stats) {
   const mapper::KeyNorm& norm = resident_.mapper().key_norm;
   const bool key = product.component == Component::kKey;
-  const int64_t first = int64_t{block} * kBlock;
-  const auto rows = static_cast<int32_t>(std::min<int64_t>(kBlock, tile_.tokens() - first));
+  const Part& part = *product.blocks[index].part;
+  const kv::KvView& target = part.target;
+  const int64_t first = int64_t{product.blocks[index].index} * kBlock;
+  const auto rows = static_cast<int32_t>(std::min<int64_t>(kBlock, part.tile.tokens() - first));
   const int32_t rotation = key ? resident_.target_rotation(product.layer_index) : -1;
-  const kv::Plane& plane = target_.plane(product.layer_index, product.component);
+  const kv::Plane& plane = target.plane(product.layer_index, product.component);
   std::array<rope::RopeRow, kBlock> rope;
   std::array<void*, kBlock> dst;
   for (int32_t r = 0; r < rows; ++r) {
-    if (rotation >= 0) rope[r] = tile_.Rotation(rotation, first + r);
-    dst[r] = target_.Row(product.layer_index, product.component, target_begin_ + first + r) +
+    if (rotation >= 0) rope[r] = part.tile.Rotation(rotation, first + r);
+    dst[r] = target.Row(product.layer_index, product.component, part.target_begin + first + r) +
              product.head_begin * plane.head_stride;
   }
-  FinishArgs args = {
-      .c = product.c + int64_t{block - product.block_begin} * product.columns * kBlockElements,
-      .rows = rows,
-      .head_dim = resident_.mapper().target.geometry.head_dim,
-      .padded_dim = blocking_.padded_dim(),
-      .bias = product.layer.bias + product.head_begin * blocking_.padded_dim(),
-      .inv_gamma = product.layer.inv_gamma,
-      .inv_count = product.layer.inv_count,
-      .eps = static_cast<float>(norm.eps),
-      .rope = rotation >= 0 ? rope.data() : nullptr,
-      .dst = dst.data(),
-      .store_bf16 = target_.dtype == tensor::DType::kBf16,
-      .encode = Encode,
-      .dtype = static_cast<uint8_t>(target_.dtype)};
+  FinishArgs args = {.c = product.c + int64_t{index} * product.columns * kBlockElements,
+                     .rows = rows,
+                     .head_dim = resident_.mapper().target.geometry.head_dim,
+                     .padded_dim = blocking_.padded_dim(),
+                     .bias = product.layer.bias + product.head_begin * blocking_.padded_dim(),
+                     .inv_gamma = product.layer.inv_gamma,
+                     .inv_count = product.layer.inv_count,
+                     .eps = static_cast<float>(norm.eps),
+                     .rope = rotation >= 0 ? rope.data() : nullptr,
+                     .dst = dst.data(),
+                     .store_bf16 = target.dtype == tensor::DType::kBf16,
+                     .encode = Encode,
+                     .dtype = static_cast<uint8_t>(target.dtype)};
   for (int32_t head = product.head_begin; head < product.head_end; ++head) {
     args.scale = 1;
     if (norm.kind == mapper::KeyNorm::Kind::kScale) {
       args.scale = (key ? norm.key_scale : norm.value_scale)[product.layer_index][head];
     }
-    args.dst_scale = target_.Scale(product.layer_index, product.component, head);
+    args.dst_scale = target.Scale(product.layer_index, product.component, head);
     kernels_.finish(args, stats);
     args.c += blocking_.head_columns * kBlockElements;
     args.bias += blocking_.padded_dim();
@@ -285,20 +349,57 @@ void Run::FinishBlock(const Product& product, int32_t block, RowStats& stats) {
   }
 }
 
+// The parts that can be mapped; the others have their answer.
+std::deque<Part> Admit(const ResidentWeights& resident, kv::LayerRange layers,
+                       std::span<const TilePart> parts, const KernelSet& kernels,
+                       base::WorkerPool& workers,
+                       std::vector<absl::StatusOr<TileChecks>>& answers) {
+  std::deque<Part> admitted;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    auto& tile = static_cast<CpuTile&>(*parts[i].tile);
+    absl::Status good = CheckTarget(resident.mapper().target.geometry, *parts[i].target, layers,
+                                    parts[i].target_begin, tile.tokens());
+    if (good.ok()) good = tile.TakeSource(layers, kernels, workers);
+    if (good.ok()) {
+      admitted.emplace_back(parts[i], tile, answers[i]);
+    } else {
+      answers[i] = std::move(good);
+    }
+  }
+  return admitted;
+}
+
 }  // namespace
 
-absl::StatusOr<TileChecks> MapLayers(const ResidentWeights& resident, const CpuTile& tile,
-                                     kv::LayerRange layers, const kv::KvView& target,
-                                     int64_t target_begin, const KernelSet& kernels,
-                                     base::WorkerPool& workers,
-                                     absl::FunctionRef<bool()> cancelled) {
-  KVB_RETURN_IF_ERROR(
-      CheckTarget(resident.mapper().target.geometry, target, layers, target_begin, tile.tokens()));
-  Run run(resident, tile, target, target_begin, kernels, workers.threads() + 1, cancelled);
+uint64_t CallBytes(const ResidentWeights& resident, int64_t tokens, int32_t lanes) {
+  return ScratchFloats(resident.blocking(), CeilDiv(tokens, kBlock)) * lanes * sizeof(float);
+}
+
+std::vector<absl::StatusOr<TileChecks>> MapTogether(const ResidentWeights& resident,
+                                                    kv::LayerRange layers,
+                                                    std::span<const TilePart> parts,
+                                                    const KernelSet& kernels, kv::BufferPool& pool,
+                                                    base::WorkerPool& workers) {
+  std::vector<absl::StatusOr<TileChecks>> answers(parts.size(), TileChecks());
+  std::deque<Part> admitted = Admit(resident, layers, parts, kernels, workers, answers);
+  if (admitted.empty()) return answers;
+  std::vector<Block> blocks;
+  for (Part& part : admitted) {
+    for (int32_t i = 0; i < part.tile.blocks(); ++i) blocks.push_back({&part, i});
+  }
+  const int32_t lanes = workers.threads() + 1;
+  const auto scratch =
+      pool.Acquire(CallBytes(resident, static_cast<int64_t>(blocks.size()) * kBlock, lanes));
+  if (!scratch.ok()) {
+    for (Part& part : admitted) part.answer = scratch.status();
+    return answers;
+  }
+  Run run(resident, kernels, std::move(blocks), reinterpret_cast<float*>((*scratch)->data()),
+          lanes);
   const std::vector<Unit> units = run.Plan(layers, workers.threads());
   workers.ParallelFor(static_cast<int64_t>(units.size()), [&](int64_t i) { run.Do(units[i]); });
-  if (run.stopped()) return absl::CancelledError("map: cancelled between units of work");
-  return run.checks();
+  for (Part& part : admitted) part.SetAnswer();
+  return answers;
 }
 
 }  // namespace kvbridge::device::cpu

@@ -1,20 +1,25 @@
-// Runs target layers of a prepared tile: products, then bias, norm, rotation, checks and store
-// while the results are still in the cache.
+// Runs target layers of prepared tiles: products, then bias, norm, rotation, checks and store while
+// the results are still in the cache. The blocks of all tiles pass by each weight together.
 #pragma once
 
-#include "absl/functional/function_ref.h"
+#include <span>
+#include <vector>
+
 #include "absl/status/statusor.h"
 
 #include "core/device/cpu/prepared_tile.h"
 
 namespace kvbridge::device::cpu {
 
-// INVALID_ARGUMENT when the target is not what the mapper writes; CANCELLED, with the target partly
-// written, once `cancelled` (called from any worker) answers true.
-absl::StatusOr<TileChecks> MapLayers(const ResidentWeights& resident, const CpuTile& tile,
-                                     kv::LayerRange layers, const kv::KvView& target,
-                                     int64_t target_begin, const KernelSet& kernels,
-                                     base::WorkerPool& workers,
-                                     absl::FunctionRef<bool()> cancelled);
+// Bytes that a call for `tokens` takes while it runs. `lanes`: threads that may work on it at once.
+uint64_t CallBytes(const ResidentWeights& resident, int64_t tokens, int32_t lanes);
+
+// See Backend::MapTogether. INVALID_ARGUMENT when a part's target is not what the mapper writes;
+// RESOURCE_EXHAUSTED, for all parts, from the pool.
+std::vector<absl::StatusOr<TileChecks>> MapTogether(const ResidentWeights& resident,
+                                                    kv::LayerRange layers,
+                                                    std::span<const TilePart> parts,
+                                                    const KernelSet& kernels, kv::BufferPool& pool,
+                                                    base::WorkerPool& workers);
 
 }  // namespace kvbridge::device::cpu

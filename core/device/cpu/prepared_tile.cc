@@ -14,16 +14,12 @@ namespace {
 using kv::Component;
 using tensor::DType;
 
-int64_t FeaturesBytes(const ResidentWeights& resident, int64_t tokens) {
+int64_t FeaturesBytes(const ResidentWeights& resident, int64_t tokens, SourceUse use) {
   const Blocking& blocking = resident.blocking();
-  return static_cast<int64_t>(resident.planes().size()) * blocking.source_heads *
-         CeilDiv(tokens, kBlock) * blocking.segment_bytes();
-}
-
-int64_t ScratchFloats(const ResidentWeights& resident, int64_t tokens) {
-  const Blocking& blocking = resident.blocking();
-  return int64_t{std::min(CeilDiv(tokens, kBlock), kUnitBlocks)} * UnitHeads(blocking) *
-         blocking.head_columns * kBlockElements;
+  const int64_t planes = use == SourceUse::kByLayer
+                             ? resident.slots()
+                             : static_cast<int64_t>(resident.planes().size());
+  return planes * blocking.source_heads * CeilDiv(tokens, kBlock) * blocking.segment_bytes();
 }
 
 int64_t TableBytes(const ResidentWeights& resident, int64_t tokens) {
@@ -75,60 +71,85 @@ void PackF32(const PackArgs& p) {
 
 }  // namespace
 
-int32_t UnitHeads(const Blocking& blocking) {
-  return std::clamp(kUnitColumns / blocking.head_columns, 1, blocking.target_heads);
-}
-
-CpuTile::CpuTile(const ResidentWeights& resident, int64_t tokens, int32_t lanes)
-    : tokens_(tokens),
-      blocks_(CeilDiv(tokens, kBlock)),
-      chunks_(CeilDiv(tokens, kChunk)),
+CpuTile::CpuTile(const ResidentWeights& resident, const TileSource& source)
+    : resident_(resident),
+      source_(source),
+      tokens_(source.tokens.size()),
+      blocks_(CeilDiv(tokens_, kBlock)),
+      chunks_(CeilDiv(tokens_, kChunk)),
       source_heads_(resident.blocking().source_heads),
       segment_bytes_(resident.blocking().segment_bytes()),
-      features_bytes_(FeaturesBytes(resident, tokens)),
-      scratch_floats_(ScratchFloats(resident, tokens)),
-      bytes_(Bytes(resident, tokens, lanes)),
       tables_(resident.rotations().size() * chunks_) {}
 
-uint64_t CpuTile::Bytes(const ResidentWeights& resident, int64_t tokens, int32_t lanes) {
-  return FeaturesBytes(resident, tokens) + TableBytes(resident, tokens) +
-         ScratchFloats(resident, tokens) * lanes * static_cast<int64_t>(sizeof(float));
+uint64_t CpuTile::Bytes(const ResidentWeights& resident, int64_t tokens, SourceUse use) {
+  return FeaturesBytes(resident, tokens, use) + TableBytes(resident, tokens);
+}
+
+uint64_t CpuTile::bytes() const { return Bytes(resident_, tokens_, source_.use); }
+
+int32_t CpuTile::source_layers() const {
+  return by_layer() ? resident_.planes().back().first_use + 1 : 0;
 }
 
 absl::StatusOr<std::unique_ptr<CpuTile>> CpuTile::Create(const ResidentWeights& resident,
                                                          const TileSource& source,
-                                                         const KernelSet& kernels, int32_t lanes,
+                                                         const KernelSet& kernels,
                                                          kv::BufferPool& pool,
                                                          base::WorkerPool& workers) {
   KVB_RETURN_IF_ERROR(CheckSource(resident.mapper(), source));
-  std::unique_ptr<CpuTile> tile(new CpuTile(resident, source.tokens.size(), lanes));
-  const size_t scratch = tile->scratch_floats_ * lanes * sizeof(float);
-  KVB_ASSIGN_OR_RETURN(tile->buffer_, pool.Acquire(tile->features_bytes_ + scratch));
-  tile->FillTables(resident, source.positions, workers);
-  const auto planes = static_cast<int64_t>(resident.planes().size());
-  workers.ParallelFor(planes * tile->chunks_, [&](int64_t i) {
-    tile->FillChunk(resident, source, kernels, static_cast<int32_t>(i % planes), i / planes);
-  });
+  std::unique_ptr<CpuTile> tile(new CpuTile(resident, source));
+  KVB_ASSIGN_OR_RETURN(tile->buffer_,
+                       pool.Acquire(FeaturesBytes(resident, tile->tokens_, source.use)));
+  tile->FillTables(source.positions, workers);
+  if (!tile->by_layer()) {
+    tile->FillPlanes(0, static_cast<int32_t>(resident.planes().size()), kernels, workers);
+  }
   return tile;
 }
 
-void CpuTile::FillTables(const ResidentWeights& resident, std::span<const int64_t> positions,
-                         base::WorkerPool& workers) {
+absl::Status CpuTile::TakeSource(kv::LayerRange layers, const KernelSet& kernels,
+                                 base::WorkerPool& workers) {
+  if (!by_layer()) return absl::OkStatus();
+  const int32_t group_end = (next_layer_ / kLayersPerGroup + 1) * kLayersPerGroup;
+  if (layers.begin != next_layer_ || layers.end > group_end) {
+    return absl::FailedPreconditionError(absl::StrCat("layers: expected to begin at ", next_layer_,
+                                                      " and end by ", group_end, ", got [",
+                                                      layers.begin, ", ", layers.end, ")"));
+  }
+  next_layer_ = layers.end;
+  const std::vector<ResidentWeights::Plane>& planes = resident_.planes();
+  const auto needed =
+      std::find_if(planes.begin() + next_plane_, planes.end(),
+                   [&](const auto& plane) { return plane.first_use >= layers.end; });
+  const auto end = static_cast<int32_t>(needed - planes.begin());
+  FillPlanes(next_plane_, end, kernels, workers);
+  next_plane_ = end;
+  return absl::OkStatus();
+}
+
+void CpuTile::FillTables(std::span<const int64_t> positions, base::WorkerPool& workers) {
   workers.ParallelFor(static_cast<int64_t>(tables_.size()), [&](int64_t i) {
     const int64_t begin = i % chunks_ * kChunk;
     const int64_t count = std::min(kChunk, tokens_ - begin);
-    tables_[i].emplace(resident.rotations()[i / chunks_],
+    tables_[i].emplace(resident_.rotations()[i / chunks_],
                        absl::MakeConstSpan(positions.data() + begin, count));
   });
 }
 
-void CpuTile::FillChunk(const ResidentWeights& resident, const TileSource& source,
-                        const KernelSet& kernels, int32_t slot, int64_t chunk) {
-  const ResidentWeights::Plane plane = resident.planes()[slot];
-  const Blocking& blocking = resident.blocking();
-  const kv::KvView& view = *source.view;
-  const int32_t rotation = plane.component == Component::kKey && source.keys_are_roped
-                               ? resident.source_rotation(plane.layer)
+void CpuTile::FillPlanes(int32_t begin, int32_t end, const KernelSet& kernels,
+                         base::WorkerPool& workers) {
+  const int64_t planes = end - begin;
+  workers.ParallelFor(planes * chunks_, [&](int64_t i) {
+    FillChunk(kernels, begin + static_cast<int32_t>(i % planes), i / planes);
+  });
+}
+
+void CpuTile::FillChunk(const KernelSet& kernels, int32_t index, int64_t chunk) {
+  const ResidentWeights::Plane& plane = resident_.planes()[index];
+  const Blocking& blocking = resident_.blocking();
+  const kv::KvView& view = *source_.view;
+  const int32_t rotation = plane.component == Component::kKey && source_.keys_are_roped
+                               ? resident_.source_rotation(plane.layer)
                                : -1;
   const bool lay = view.dtype == DType::kBf16 && blocking.element_bytes == 2 &&
                    view.head_dim % kBlock == 0 &&
@@ -139,9 +160,9 @@ void CpuTile::FillChunk(const ResidentWeights& resident, const TileSource& sourc
   std::vector<float> row(view.row());
   const int64_t end = std::min((chunk + 1) * kChunk, int64_t{blocks_} * kBlock);
   for (int64_t t = chunk * kChunk; t < end; ++t) {
-    std::byte* dst = buffer_->data() + PlaneOffset(slot, 0) + t / kBlock * segment_bytes_ +
+    std::byte* dst = buffer_->data() + PlaneOffset(index, 0) + t / kBlock * segment_bytes_ +
                      t % kBlock * row_bytes;
-    const int64_t token = source.tokens.begin + t;
+    const int64_t token = source_.tokens.begin + t;
     if (t < tokens_ && lay) {
       rope::RopeRow rope;
       if (rotation >= 0) rope = Rotation(rotation, t);

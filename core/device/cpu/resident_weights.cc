@@ -47,7 +47,7 @@ absl::Status NotFinite(const std::string& field, int32_t head) {
       absl::StrCat(field, ": expected finite numbers, got NaN or infinity in head ", head));
 }
 
-size_t SlotIndex(const mapper::SourcePlane& plane) {
+size_t PlaneIndex(const mapper::SourcePlane& plane) {
   return size_t(2) * plane.layer + static_cast<size_t>(plane.component);
 }
 
@@ -82,6 +82,7 @@ absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
   std::unique_ptr<ResidentWeights> resident(
       new ResidentWeights(std::move(mapper), precision, blocking, std::move(memory)));
   resident->PlanPlanes();
+  resident->PlanSlots();
   resident->PlanLayers();
   resident->PlanRotations();
   resident->FillSmall();
@@ -90,17 +91,32 @@ absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
 }
 
 void ResidentWeights::PlanPlanes() {
-  slots_.assign(size_t(mapper_->source.geometry.layers) * 2, -1);
+  plane_of_.assign(size_t(mapper_->source.geometry.layers) * 2, -1);
   for (int32_t l = 0; l < mapper_->target.geometry.layers; ++l) {
     for (Component c : kv::kComponents) {
-      for (const auto& plane : mapper_->layer(l, c).planes(c)) slots_[SlotIndex(plane)] = 0;
+      for (const auto& source : mapper_->layer(l, c).planes(c)) {
+        int32_t& index = plane_of_[PlaneIndex(source)];
+        if (index < 0) {
+          index = static_cast<int32_t>(planes_.size());
+          planes_.push_back({.layer = source.layer, .component = source.component, .first_use = l});
+        }
+        planes_[index].last_use = l;
+      }
     }
   }
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i] < 0) continue;
-    slots_[i] = static_cast<int32_t>(planes_.size());
-    planes_.push_back({static_cast<int32_t>(i / 2), static_cast<Component>(i % 2)});
+}
+
+void ResidentWeights::PlanSlots() {
+  std::vector<int32_t> last_group;  // of the slot's plane
+  for (Plane& plane : planes_) {
+    const int32_t first = plane.first_use / kLayersPerGroup;
+    const auto free = std::find_if(last_group.begin(), last_group.end(),
+                                   [first](int32_t last) { return last < first; });
+    plane.slot = static_cast<int32_t>(free - last_group.begin());
+    if (free == last_group.end()) last_group.emplace_back();
+    last_group[plane.slot] = plane.last_use / kLayersPerGroup;
   }
+  slots_ = static_cast<int32_t>(last_group.size());
 }
 
 void ResidentWeights::PlanLayers() {
@@ -113,7 +129,7 @@ void ResidentWeights::PlanLayers() {
       if (map.support == Support::kFull) {
         for (const auto& plane : planes) {
           for (int32_t h = 0; h < blocking_.source_heads; ++h) {
-            layer.segments.push_back({slots_[SlotIndex(plane)], h});
+            layer.segments.push_back({plane_of_[PlaneIndex(plane)], h});
           }
         }
       } else {
@@ -121,7 +137,7 @@ void ResidentWeights::PlanLayers() {
         for (int32_t h = 0; h < blocking_.target_heads; ++h) {
           const int32_t head = map.head_source.empty() ? h : map.head_source[h];
           for (const auto& plane : planes) {
-            layer.head_segments[h].push_back({slots_[SlotIndex(plane)], head});
+            layer.head_segments[h].push_back({plane_of_[PlaneIndex(plane)], head});
           }
         }
       }

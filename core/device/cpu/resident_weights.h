@@ -36,7 +36,7 @@ struct Blocking {
 
 // One run of features: one source head of one source layer.
 struct Segment {
-  int32_t slot;  // of the tile's feature planes
+  int32_t plane;  // in ResidentWeights::planes()
   int32_t head;
 };
 
@@ -76,12 +76,17 @@ class ResidentWeights final : public ResidentMapper {
     return layers_[2 * target_layer + static_cast<int>(c)];
   }
 
-  // Source planes some target layer reads, in slot order.
+  // A source plane that some target layer reads.
   struct Plane {
     int32_t layer;
     kv::Component component;
+    int32_t first_use, last_use;  // target layers
+    int32_t slot;  // shared with planes whose groups of target layers do not overlap its own
   };
+  // In order of first_use.
   const std::vector<Plane>& planes() const { return planes_; }
+  // Planes that a tile holds at most, if each is kept no longer than it is used.
+  int32_t slots() const { return slots_; }
 
   // The distinct rotations of both models, and which one a layer uses (-1: not rotated).
   const std::vector<model::RopeParams>& rotations() const { return rotations_; }
@@ -96,6 +101,7 @@ class ResidentWeights final : public ResidentMapper {
         blocking_(blocking),
         memory_(std::move(memory)) {}
   void PlanPlanes();
+  void PlanSlots();
   void PlanLayers();
   void PlanRotations();
   void FillSmall();
@@ -109,7 +115,8 @@ class ResidentWeights final : public ResidentMapper {
   std::vector<float> small_;  // biases and norms
   std::vector<ResidentLayer> layers_;
   std::vector<Plane> planes_;
-  std::vector<int32_t> slots_;  // [source_layers * 2]; -1: not read
+  std::vector<int32_t> plane_of_;  // [source_layers * 2]; -1: not read
+  int32_t slots_ = 0;
   std::vector<model::RopeParams> rotations_;
   std::vector<int32_t> source_rotation_;
   std::vector<int32_t> target_rotation_;

@@ -273,9 +273,12 @@ TEST_P(CpuBackendTest, WhatUsedTheWorkspaceBeforeChangesNothing) {
   ASSERT_TRUE(Map(*resident, tile.source, *clean, 33).ok());
   ASSERT_GT(pool_->bytes_idle(), 0u);
   {
-    const auto workspace = pool_->Acquire(pool_->bytes_idle()).value();
+    const auto scratch = pool_->Acquire(backend_->CallBytes(*resident, 33)).value();
+    const auto features = pool_->Acquire(pool_->bytes_idle()).value();
     ASSERT_EQ(pool_->bytes_idle(), 0u);
-    std::memset(workspace->data(), 0xff, workspace->size());
+    for (const auto& buffer : {scratch, features}) {
+      std::memset(buffer->data(), 0xff, buffer->size());
+    }
   }
   const auto checks = Map(*resident, tile.source, *poisoned, 33);
   ASSERT_TRUE(checks.ok());
@@ -292,7 +295,7 @@ TEST_P(CpuBackendTest, WorkspaceIsWhatWasAnnounced) {
       const auto source = Cache::Make(spec.source, tokens, Layout::kTokenMajor, 1, rng_);
       const Tile tile(*source, 0);
       const auto prepared = backend_->Prepare(*resident, tile.source).value();
-      EXPECT_EQ(prepared->bytes(), backend_->WorkspaceBytes(*resident, tokens));
+      EXPECT_EQ(prepared->bytes(), backend_->TileBytes(*resident, tokens, SourceUse::kAtOnce));
       const uint64_t tables = rotated ? tokens * 6 * (96 + 40) : 0;
       EXPECT_EQ(prepared->bytes(), pool_->bytes_in_use() + tables);
     }

@@ -3,8 +3,10 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/device/cpu/cpu_backend.h"
 #include "core/kv/buffer_pool.h"
@@ -29,21 +31,25 @@ class HookedBackend final : public device::Backend {
     before_make_resident();
     return real_->MakeResident(std::move(mapper), precision, verify);
   }
-  uint64_t WorkspaceBytes(const device::ResidentMapper& mapper, int64_t tokens) const override {
-    return real_->WorkspaceBytes(mapper, tokens);
+  uint64_t TileBytes(const device::ResidentMapper& mapper, int64_t tokens,
+                     device::SourceUse use) const override {
+    return real_->TileBytes(mapper, tokens, use);
+  }
+  uint64_t CallBytes(const device::ResidentMapper& mapper, int64_t tokens) const override {
+    return real_->CallBytes(mapper, tokens);
   }
   absl::StatusOr<std::unique_ptr<device::PreparedTile>> Prepare(
       const device::ResidentMapper& mapper, const device::TileSource& source) override {
     return real_->Prepare(mapper, source);
   }
-  absl::StatusOr<device::TileChecks> MapLayers(const device::ResidentMapper& mapper,
-                                               const device::PreparedTile& tile,
-                                               kv::LayerRange layers, const kv::KvView& target,
-                                               int64_t target_begin,
-                                               absl::FunctionRef<bool()> cancelled) override {
-    auto checks = real_->MapLayers(mapper, tile, layers, target, target_begin, cancelled);
-    if (checks.ok()) after_map(target, &*checks);
-    return checks;
+  std::vector<absl::StatusOr<device::TileChecks>> MapTogether(
+      const device::ResidentMapper& mapper, kv::LayerRange layers,
+      std::span<const device::TilePart> parts) override {
+    auto answers = real_->MapTogether(mapper, layers, parts);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (answers[i].ok()) after_map(*parts[i].target, &*answers[i]);
+    }
+    return answers;
   }
 
  private:
