@@ -9,22 +9,27 @@
 namespace kvbridge::ucx {
 namespace {
 
-constexpr size_t kMaxAnnounced = 64;  // no sender of ours has more under way
+constexpr uint64_t kMaxAnnounced = 64;  // no sender of ours has more under way
 
 }  // namespace
 
+// While a connection is set up, UCX may let a frame overtake another.
 void InboxCore::Announce(const FrameHeader& header, void* announced, size_t bytes) {
-  frames_.push_back(std::make_unique<Incoming>(
-      Incoming{this, header.sequence, std::string(header.head), bytes, announced}));
+  const auto [frame, added] = frames_.emplace(header.sequence, nullptr);
   PostPump();
-  if (header.sequence != next_sequence_++) {
-    failure_ = absl::DataLossError(
-        absl::StrCat("frame: expected number ", next_sequence_ - 1, ", got ", header.sequence));
-  } else if (bytes > max_frame_bytes_ || frames_.size() > kMaxAnnounced) {
-    failure_ = absl::DataLossError(absl::StrCat("frame: expected at most ", max_frame_bytes_,
-                                                " bytes and ", kMaxAnnounced, " under way, got ",
-                                                bytes, " and ", frames_.size()));
+  const bool in_window =
+      header.sequence >= next_received_ && header.sequence - next_delivered_ < kMaxAnnounced;
+  if (!added || !in_window || bytes > max_frame_bytes_) {
+    if (added) frames_.erase(frame);
+    refused_.push_back(announced);
+    failure_.Update(absl::DataLossError(
+        absl::StrCat("frame: expected a new one of number ", next_received_, " to ",
+                     next_delivered_ + kMaxAnnounced - 1, " and at most ", max_frame_bytes_,
+                     " bytes, got ", bytes, " bytes of number ", header.sequence)));
+    return;
   }
+  frame->second =
+      std::make_unique<Incoming>(Incoming{this, std::string(header.head), bytes, announced});
 }
 
 // Not from inside UCX's callbacks.
@@ -34,10 +39,14 @@ void InboxCore::PostPump() {
   });
 }
 
+// In sequence: a later frame must not take the last buffer.
 void InboxCore::Pump() {
   if (!failure_.ok()) return Fail(failure_);
-  for (auto frame = frames_.begin(); frame != frames_.end() && !free_.empty(); ++frame) {
-    if ((*frame)->announced != nullptr) Receive(frame->get());
+  while (!free_.empty()) {
+    const auto frame = frames_.find(next_received_);
+    if (frame == frames_.end()) break;
+    ++next_received_;
+    Receive(frame->second.get());
   }
   Deliver();
 }
@@ -78,16 +87,17 @@ void InboxCore::Read(Inbox::OnFrame on_frame) {
 
 void InboxCore::Deliver() {
   if (reader_ == nullptr) return;
-  if (!frames_.empty() && frames_.front()->received) {
-    Incoming frame = std::move(*frames_.front());
-    frames_.pop_front();
-    std::exchange(reader_, nullptr)(Lend(std::move(frame)));
+  const auto frame = frames_.find(next_delivered_);
+  if (frame != frames_.end() && frame->second->received) {
+    Incoming incoming = std::move(*frame->second);
+    frames_.erase(frame);
+    std::exchange(reader_, nullptr)(Lend(next_delivered_++, std::move(incoming)));
   } else if (!failure_.ok()) {
     std::exchange(reader_, nullptr)(failure_);
   }
 }
 
-Frame InboxCore::Lend(Incoming frame) {
+Frame InboxCore::Lend(uint64_t sequence, Incoming frame) {
   const std::span<const std::byte> payload(frame.buffer->data(), frame.bytes);
   std::shared_ptr<const void> lease(payload.data(),
                                     [worker = worker_, weak = weak_from_this(),
@@ -99,7 +109,7 @@ Frame InboxCore::Lend(Incoming frame) {
                                         self->Pump();
                                       });
                                     });
-  return {frame.sequence, std::move(frame.head), payload, std::move(lease)};
+  return {sequence, std::move(frame.head), payload, std::move(lease)};
 }
 
 // Ends the connection; what is being received completes, with an error, into its own buffer. What
@@ -107,11 +117,11 @@ Frame InboxCore::Lend(Incoming frame) {
 void InboxCore::Fail(absl::Status why) {
   if (failure_.ok()) failure_ = std::move(why);
   connection_.reset();
-  for (const auto& frame : frames_) {
-    if (void* announced = std::exchange(frame->announced, nullptr)) {
-      ucp_am_data_release(worker_->handle(), announced);
-    }
+  for (const auto& [sequence, frame] : frames_) {
+    if (frame->announced != nullptr) refused_.push_back(std::exchange(frame->announced, nullptr));
   }
+  for (void* announced : refused_) ucp_am_data_release(worker_->handle(), announced);
+  refused_.clear();
   Deliver();
 }
 

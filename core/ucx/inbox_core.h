@@ -8,8 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,7 +54,6 @@ class InboxCore : public std::enable_shared_from_this<InboxCore> {
  private:
   struct Incoming {
     InboxCore* core;
-    uint64_t sequence;
     std::string head;
     size_t bytes;
     void* announced;  // null once it is being received
@@ -66,7 +65,7 @@ class InboxCore : public std::enable_shared_from_this<InboxCore> {
   void Receive(Incoming* frame);
   void Received(Incoming* frame, ucs_status_t status);
   void Deliver();
-  Frame Lend(Incoming frame);
+  Frame Lend(uint64_t sequence, Incoming frame);
   void PostPump();
 
   const std::shared_ptr<Worker> worker_;
@@ -75,8 +74,10 @@ class InboxCore : public std::enable_shared_from_this<InboxCore> {
   const std::function<void(size_t)> on_received_;  // payload bytes
   std::unique_ptr<Connection> connection_;
   bool bound_ = false;
-  uint64_t next_sequence_ = 0;
-  std::deque<std::unique_ptr<Incoming>> frames_;  // in sequence
+  std::map<uint64_t, std::unique_ptr<Incoming>> frames_;  // by sequence
+  uint64_t next_received_ = 0;                            // the first that has no buffer yet
+  uint64_t next_delivered_ = 0;                           // the first that no reader has had
+  std::vector<void*> refused_;                            // announced, not to be received
   int receiving_ = 0;
   Inbox::OnFrame reader_;
   absl::Status failure_;

@@ -234,7 +234,7 @@ TEST_F(NodeTest, AFrameBeyondItsBoundIsDataLoss) {
   outbox->Send("", bytes, [&](absl::Status status) { sent.Push(std::move(status)); });
   const auto frame = ReadOne(*inbox);
   EXPECT_EQ(frame.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(frame.status().message()), HasSubstr("expected at most 1048576 bytes"));
+  EXPECT_THAT(std::string(frame.status().message()), HasSubstr("at most 1048576 bytes"));
   EXPECT_EQ(sent.Pop().code(), absl::StatusCode::kUnavailable);
 }
 
