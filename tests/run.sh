@@ -62,6 +62,7 @@ case $preset in
     say "pytest"
     export KVBRIDGED=$root/$build/server/kvbridged KVBRIDGE_CLI=$root/$build/client/cli/kvbridge
     export PYTHONPATH=$root/client/python/src KVBRIDGE_TRANSFORMERS4=$venv/transformers4
+    export KVBRIDGE_OPERATIONS=$venv/operations
     "$venv/bin/python" -m pytest tests/python -q -p no:cacheprovider 2>&1 | tee "$build/pytest.log" || status=1
     ;;
 esac

@@ -1,7 +1,8 @@
 """What the suite stands on: the family's real models, a reference map of the prototype's artifact, and servers.
 
 Environment: KVBRIDGED and KVBRIDGE_CLI are paths of the built binaries; without them the tests marked `server`
-and `cli` skip (tests/run.sh always sets them). KVBRIDGE_TRANSFORMERS4 is a folder with transformers 4 in it.
+and `cli` skip (tests/run.sh always sets them). KVBRIDGE_TRANSFORMERS4 and KVBRIDGE_OPERATIONS are folders with
+transformers 4, and with what tests the Helm chart, in them.
 """
 
 from __future__ import annotations
