@@ -58,13 +58,14 @@ std::string PlaneName(size_t plane) {
 
 }  // namespace
 
-AnswerSink::AnswerSink(const TargetView& view) : view_(view), written_(view.planes.size()) {}
+AnswerSink::AnswerSink(const TargetView& view, int64_t first_token)
+    : view_(view), first_token_(first_token), written_(view.planes.size()) {}
 
 absl::Status AnswerSink::Open(int64_t covered_tokens) {
-  if (covered_tokens < 0 || covered_tokens > view_.shape.tokens) {
-    return absl::OutOfRangeError(absl::StrCat("accepted.covered_tokens: expected at most ",
-                                              view_.shape.tokens, " (target.shape.tokens), got ",
-                                              covered_tokens));
+  if (covered_tokens < first_token_ || covered_tokens > view_.shape.tokens) {
+    return absl::OutOfRangeError(absl::StrCat("accepted.covered_tokens: expected ", first_token_,
+                                              " to ", view_.shape.tokens,
+                                              " (target.shape.tokens), got ", covered_tokens));
   }
   open_tokens_ = covered_tokens;
   return absl::OkStatus();
@@ -82,11 +83,11 @@ absl::Status AnswerSink::CheckRanges(const wire::ReceivedChunk& chunk) const {
         absl::StrFormat("answer chunk layers: expected a range within 0..%d, got %d..%d",
                         view_.shape.layers, head.layer_begin(), head.layer_end()));
   }
-  if (head.token_begin() < 0 || head.token_begin() >= head.token_end() ||
+  if (head.token_begin() < first_token_ || head.token_begin() >= head.token_end() ||
       head.token_end() > open_tokens_) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("answer chunk tokens: expected a range within 0..%d, got %d..%d",
-                        open_tokens_, head.token_begin(), head.token_end()));
+        absl::StrFormat("answer chunk tokens: expected a range within %d..%d, got %d..%d",
+                        first_token_, open_tokens_, head.token_begin(), head.token_end()));
   }
   const size_t expected = PieceOf(head).cells() * view_.row_bytes();
   if (chunk.bytes != expected) {
@@ -133,16 +134,16 @@ absl::Status AnswerSink::Take(const wire::ReceivedChunk& chunk) {
 absl::Status AnswerSink::CheckComplete(int64_t covered_tokens) const {
   for (size_t plane = 0; plane < written_.size(); ++plane) {
     const Ranges& ranges = written_[plane];
-    const bool from_start = !ranges.empty() && ranges[0].begin == 0;
-    const int64_t reached = from_start ? ranges[0].end : 0;
+    const bool from_start = !ranges.empty() && ranges[0].begin == first_token_;
+    const int64_t reached = from_start ? ranges[0].end : first_token_;
     if (reached < covered_tokens) {
-      return absl::DataLossError(absl::StrCat("answer: expected ", covered_tokens,
-                                              " tokens in every layer; ", PlaneName(plane),
+      return absl::DataLossError(absl::StrCat("answer: expected tokens ", first_token_, "..",
+                                              covered_tokens, " in every layer; ", PlaneName(plane),
                                               ", token ", reached, " never came"));
     }
     if (reached > covered_tokens || ranges.size() > (from_start ? 1 : 0)) {
-      return absl::DataLossError(absl::StrCat("answer: expected ", covered_tokens,
-                                              " tokens in every layer; ", PlaneName(plane),
+      return absl::DataLossError(absl::StrCat("answer: expected tokens ", first_token_, "..",
+                                              covered_tokens, " in every layer; ", PlaneName(plane),
                                               " has more"));
     }
   }

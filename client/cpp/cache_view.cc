@@ -69,6 +69,15 @@ absl::Status Validate(const CacheView<Byte>& view, absl::string_view field) {
           absl::StrCat(field, ".planes[", i, "]: expected an address, got null"));
     }
   }
+  if (!view.pages.empty()) {
+    const int64_t slots = static_cast<int64_t>(view.pages.size()) * view.tokens_per_page;
+    if (view.tokens_per_page < 1 || slots < shape.tokens ||
+        slots - shape.tokens >= view.tokens_per_page) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, ".pages: expected those of ", shape.tokens, " tokens, got ",
+                       view.pages.size(), " of ", view.tokens_per_page));
+    }
+  }
   const auto head_bytes = static_cast<int64_t>(view.head_bytes());
   if (shape.kv_heads > 1 && std::abs(view.head_stride) < head_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(field, ".head_stride: expected at least ",

@@ -3,12 +3,15 @@
 //
 // Element (layer l, component c, token t, head h, dim d) is at
 //   planes[2 * l + c] + t * token_stride + h * head_stride + d * ElementBytes,   c: 0 = K, 1 = V.
-// head_dim is contiguous. A view borrows the memory it describes.
+// head_dim is contiguous. In a paged cache, token t is slot t % tokens_per_page of physical page
+// pages[t / tokens_per_page]. A view borrows the memory it describes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +29,8 @@ struct CacheShape {
   int64_t tokens = 0;  // that may be addressed
 };
 
+class Pool;
+
 // 0 for a type that is unknown.
 size_t ElementBytes(v1::ElementType type);
 
@@ -35,6 +40,20 @@ struct CacheView {
   std::vector<Byte*> planes;  // [layers * 2], K of layer l at 2l, V at 2l + 1
   int64_t token_stride = 0;   // bytes
   int64_t head_stride = 0;    // bytes
+
+  std::vector<int32_t> pages;  // empty: the tokens lie in one row
+  int32_t tokens_per_page = 0;
+  int64_t page_stride = 0;  // bytes
+  // What the pages are of: memory that a server on this host can map (pool.h makes such views).
+  std::shared_ptr<const Pool> pool;
+
+  // Where a token lies, and how many lie behind it in the same row, itself included.
+  std::pair<Byte*, int64_t> Row(size_t plane, int64_t token) const {
+    if (pages.empty()) return {planes[plane] + token * token_stride, shape.tokens - token};
+    const int64_t slot = token % tokens_per_page;
+    Byte* page = planes[plane] + pages[token / tokens_per_page] * page_stride;
+    return {page + slot * token_stride, tokens_per_page - slot};
+  }
 
   size_t head_bytes() const { return shape.head_dim * ElementBytes(shape.element_type); }
   // Bytes of one token in one plane.
@@ -76,7 +95,8 @@ Strides HeadMajorStrides(const CacheShape& shape);
 Strides TokenMajorStrides(const CacheShape& shape);
 
 // INVALID_ARGUMENT starting with `field`: a count out of range, an unknown element type, planes
-// that are not 2 * layers addresses, strides under which rows overlap.
+// that are not 2 * layers addresses, strides under which rows overlap, a page table that is not of
+// its tokens.
 template <typename Byte>
 absl::Status Validate(const CacheView<Byte>& view, absl::string_view field);
 
@@ -98,14 +118,10 @@ void ForEachRun(const CacheView<Byte>& view, const Piece& piece, Visit visit) {
   const auto head_bytes = static_cast<int64_t>(view.head_bytes());
   const auto row_bytes = static_cast<int64_t>(view.row_bytes());
   const bool dense_row = view.shape.kv_heads == 1 || view.head_stride == head_bytes;
-  const bool dense_plane = dense_row && view.token_stride == row_bytes;
-  const int component = piece.component == v1::COMPONENT_KEY ? 0 : 1;
-  const int64_t tokens = piece.token_end - piece.token_begin;
-  for (int32_t layer = piece.layer_begin; layer < piece.layer_end; ++layer) {
-    Byte* row = view.planes[2 * layer + component] + piece.token_begin * view.token_stride;
-    if (dense_plane) {
+  const auto visit_rows = [&](Byte* row, int64_t tokens) {
+    if (dense_row && view.token_stride == row_bytes) {
       visit(row, static_cast<size_t>(tokens * row_bytes));
-      continue;
+      return;
     }
     for (int64_t token = 0; token < tokens; ++token, row += view.token_stride) {
       if (dense_row) {
@@ -115,6 +131,15 @@ void ForEachRun(const CacheView<Byte>& view, const Piece& piece, Visit visit) {
       for (int32_t head = 0; head < view.shape.kv_heads; ++head) {
         visit(row + head * view.head_stride, static_cast<size_t>(head_bytes));
       }
+    }
+  };
+  const size_t component = piece.component == v1::COMPONENT_KEY ? 0 : 1;
+  for (int32_t layer = piece.layer_begin; layer < piece.layer_end; ++layer) {
+    for (int64_t token = piece.token_begin; token < piece.token_end;) {
+      const auto [row, run] = view.Row(2 * static_cast<size_t>(layer) + component, token);
+      const int64_t tokens = std::min(run, piece.token_end - token);
+      visit_rows(row, tokens);
+      token += tokens;
     }
   }
 }

@@ -26,15 +26,16 @@ v1::TransferChunk HeadOf(const Piece& piece) {
 }  // namespace
 
 ChunkSource::ChunkSource(const SourceView& view, int64_t tokens, int64_t tile_tokens,
-                         std::shared_ptr<ChunkBuffers> buffers)
+                         std::shared_ptr<ChunkBuffers> buffers, int64_t first_token)
     : view_(view),
       tokens_(tokens),
       tile_tokens_(std::clamp<int64_t>(tile_tokens, 1, tokens)),
-      buffers_(std::move(buffers)) {}
+      buffers_(std::move(buffers)),
+      tile_begin_(first_token) {}
 
 bool ChunkSource::SendsInPlace(int64_t tile_tokens) const {
   const auto row_bytes = static_cast<int64_t>(view_.row_bytes());
-  return view_.owner != nullptr && view_.token_stride == row_bytes &&
+  return view_.owner != nullptr && view_.pages.empty() && view_.token_stride == row_bytes &&
          (view_.shape.kv_heads == 1 ||
           view_.head_stride == static_cast<int64_t>(view_.head_bytes())) &&
          tile_tokens * view_.row_bytes() >= kMinInPlaceBytes;

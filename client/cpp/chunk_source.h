@@ -21,10 +21,10 @@ inline constexpr size_t kMaxChunkBytes = (size_t{4} << 20) - (size_t{64} << 10);
 
 class ChunkSource {
  public:
-  // Sends tokens [0, tokens) of `view`, which passed Validate, has a row of at most kMaxChunkBytes,
-  // and is borrowed. `buffers` are of kMaxChunkBytes.
+  // Sends tokens [first_token, tokens) of `view`, which passed Validate, has a row of at most
+  // kMaxChunkBytes, and is borrowed. `buffers` are of kMaxChunkBytes.
   ChunkSource(const SourceView& view, int64_t tokens, int64_t tile_tokens,
-              std::shared_ptr<ChunkBuffers> buffers);
+              std::shared_ptr<ChunkBuffers> buffers, int64_t first_token = 0);
 
   bool done() const { return next_ == pieces_.size() && tile_begin_ == tokens_; }
   // The next chunk as a message of the Transfer stream. Not when done().
@@ -41,7 +41,7 @@ class ChunkSource {
   const int64_t tokens_;
   const int64_t tile_tokens_;
   const std::shared_ptr<ChunkBuffers> buffers_;
-  int64_t tile_begin_ = 0;     // of the first tile that is not cut yet
+  int64_t tile_begin_;         // of the first tile that is not cut yet
   std::vector<Piece> pieces_;  // of the tile being sent
   size_t next_ = 0;            // into pieces_
   int64_t bytes_ = 0;

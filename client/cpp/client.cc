@@ -1,8 +1,10 @@
 #include "client/cpp/client.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -14,7 +16,9 @@
 #include "client/cpp/chunk_buffers.h"
 #include "client/cpp/chunk_source.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/header.h"
 #include "client/cpp/reason_words.h"
+#include "client/cpp/region_plane.h"
 #include "client/cpp/transfer_call.h"
 #include "grpcpp/channel.h"
 #include "kvbridge/v1/admin.grpc.pb.h"
@@ -25,69 +29,6 @@ namespace {
 
 // Enough for a few transfers at once; more are allocated and given back.
 constexpr size_t kIdleBuffers = 16;
-
-// The view's geometry as the wire says it, or an error where the caller's spec says another.
-template <typename Byte>
-absl::Status StateGeometry(const CacheView<Byte>& view, absl::string_view field,
-                           v1::ModelSpec* spec) {
-  v1::KvGeometry& geometry = *spec->mutable_geometry();
-  const auto agree = [&](absl::string_view name, int64_t stated, int64_t seen) -> absl::Status {
-    if (stated == 0 || stated == seen) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "header.", field, ".geometry.", name, ": expected ", seen, " (the view's), got ", stated));
-  };
-  const CacheShape& shape = view.shape;
-  for (const absl::Status& status :
-       {agree("layers", geometry.layers(), shape.layers),
-        agree("kv_heads", geometry.kv_heads(), shape.kv_heads),
-        agree("head_dim", geometry.head_dim(), shape.head_dim),
-        agree("element_type", geometry.element_type(), shape.element_type)}) {
-    if (!status.ok()) return status;
-  }
-  geometry.set_layers(shape.layers);
-  geometry.set_kv_heads(shape.kv_heads);
-  geometry.set_head_dim(shape.head_dim);
-  geometry.set_element_type(shape.element_type);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<v1::TransferHeader> MakeHeader(const TransferOptions& options,
-                                              const SourceView& source, const TargetView& target) {
-  if (absl::Status status = Validate(source, "source"); !status.ok()) return status;
-  if (absl::Status status = Validate(target, "target"); !status.ok()) return status;
-  if (source.row_bytes() > kMaxChunkBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("source: expected at most ", kMaxChunkBytes,
-                                                   " bytes per token and layer, got ",
-                                                   source.row_bytes()));
-  }
-  v1::TransferHeader header = options.header;
-  if (absl::Status status = StateGeometry(source, "source", header.mutable_source());
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = StateGeometry(target, "target", header.mutable_target());
-      !status.ok()) {
-    return status;
-  }
-  v1::KvSelection& selection = *header.mutable_source_selection();
-  if (selection.tokens() == 0) selection.set_tokens(source.shape.tokens);
-  if (selection.tokens() < 0 || selection.tokens() > source.shape.tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("header.source_selection.tokens: expected 1 to ", source.shape.tokens,
-                     " (source.shape.tokens), got ", selection.tokens()));
-  }
-  if (selection.key_state() == v1::KEY_STATE_UNSPECIFIED) {
-    selection.set_key_state(v1::KEY_STATE_ROPED);
-  }
-  selection.mutable_inline_();
-  header.mutable_target_selection()->mutable_inline_();
-  v1::TransferLimits& limits = *header.mutable_limits();
-  if (target.shape.tokens < selection.tokens() &&
-      (limits.max_covered_tokens() == 0 || limits.max_covered_tokens() > target.shape.tokens)) {
-    limits.set_max_covered_tokens(target.shape.tokens);
-  }
-  return header;
-}
 
 // False when `stop` was requested meanwhile.
 bool WaitUnlessStopped(absl::Duration wait, const std::stop_token& stop) {
@@ -122,6 +63,7 @@ class Client::Impl {
       : options_(std::move(options)),
         channels_(std::move(channels)),
         buffers_(std::make_shared<ChunkBuffers>(kMaxChunkBytes, kIdleBuffers)),
+        regions_(options_.target, options_.staging_bytes),
         circuit_(options_.circuit.failures, options_.circuit.open_for) {}
 
   absl::StatusOr<TransferResult> Transfer(const TransferOptions& options, const SourceView& source,
@@ -132,21 +74,13 @@ class Client::Impl {
       counters_.CountOther("error", absl::Now() - started);
       return header.status();
     }
+    const Job job = {options, source, target, stop, started + options.deadline};
     TransferResult result;
-    if (!circuit_.Admit(Now())) {
-      result.reason = std::string(kCircuitOpen);
-      result.reason_class = "infra";
-      result.detail = absl::StrCat("the last ", options_.circuit.failures,
-                                   " transfers failed to reach the server");
-    } else {
-      const absl::Status status =
-          TransferWithRetries(*header, started + options.deadline, source, target, stop, &result);
-      if (absl::IsCancelled(status)) {
-        circuit_.Abandoned();
-        counters_.CountOther("cancelled", absl::Now() - started);
-        return status;
-      }
-      ReportToCircuit(result);
+    const absl::Status status = Append(job, *std::move(header), &result);
+    if (options.progress != nullptr) options.progress->Close();
+    if (absl::IsCancelled(status)) {
+      counters_.CountOther("cancelled", absl::Now() - started);
+      return status;
     }
     result.timings.total = absl::Now() - started;
     counters_.CountResult(result);
@@ -171,49 +105,206 @@ class Client::Impl {
  private:
   absl::Time Now() const { return options_.now ? options_.now() : absl::Now(); }
 
-  // CANCELLED, or OK with `result` filled in.
-  absl::Status TransferWithRetries(const v1::TransferHeader& header, absl::Time deadline,
-                                   const SourceView& source, const TargetView& target,
-                                   const std::stop_token& stop, TransferResult* result) {
+  // One transfer, as its caller gave it.
+  struct Job {
+    const TransferOptions& options;
+    const SourceView& source;
+    const TargetView& target;
+    const std::stop_token& stop;
+    absl::Time deadline;
+  };
+
+  // All below: CANCELLED, or OK with `result` filled in.
+  //
+  // Maps what comes after a prefix that is there, or everything.
+  absl::Status Append(const Job& job, v1::TransferHeader header, TransferResult* result) {
+    const int64_t first = FirstNewToken(job.options, header);
+    const MappedPrefix* prefix = first > 0 ? job.options.prefix : nullptr;
+    if (prefix == nullptr) return Guarded(job, header, result);
+    if (first < MostCovered(header)) {
+      v1::TransferHeader rest = header;
+      rest.set_first_token(first);
+      rest.set_artifact_digest(prefix->artifact_digest);
+      if (absl::Status status = Guarded(job, rest, result); !status.ok()) return status;
+      if (result->reason == "artifact_unavailable") {
+        *result = {};
+        return Guarded(job, header, result);
+      }
+      if (result->reason != "not_worth_it") return absl::OkStatus();
+      *result = {};  // the route leaves the few new tokens to the target
+    }
+    result->outcome = v1::OUTCOME_APPLIED;
+    result->covered_tokens = result->first_token = first;
+    v1::Decision& decision = result->decision;
+    decision.set_outcome(v1::OUTCOME_APPLIED);
+    decision.set_covered_tokens(first);
+    decision.set_artifact_digest(prefix->artifact_digest);
+    decision.set_salt(prefix->salt);
+    decision.set_hops(prefix->hops);
+    decision.set_approximate(true);
+    decision.set_route(header.route());
+    return absl::OkStatus();
+  }
+
+  absl::Status Guarded(const Job& job, const v1::TransferHeader& header, TransferResult* result) {
+    if (!circuit_.Admit(Now())) {
+      result->reason = std::string(kCircuitOpen);
+      result->reason_class = "infra";
+      result->detail = absl::StrCat("the last ", options_.circuit.failures,
+                                    " transfers failed to reach the server");
+      return absl::OkStatus();
+    }
+    const absl::Status status = OnAPlane(job, header, result);
+    if (!status.ok() || result->attempts == 0) {
+      circuit_.Abandoned();
+    } else if (IsInfraFailure(*result)) {
+      circuit_.Failed(Now());
+    } else {
+      circuit_.Succeeded();
+    }
+    return status;
+  }
+
+  // Shared memory where that can be; chunks where it can't, or where it turns out to be lost.
+  absl::Status OnAPlane(const Job& job, const v1::TransferHeader& header, TransferResult* result) {
+    PlaneRefusal why = {"asked", "the caller chose the inline plane"};
+    if (job.options.plane != PlaneChoice::kInline) {
+      auto open = regions_.Open(channels_->Next(), header, job.source, job.target, job.deadline);
+      if (auto* passage = std::get_if<RegionPassage>(&open)) {
+        bool lost = false;
+        const absl::Status status = InRegions(job, header, passage, result, &lost);
+        if (!lost) return status;
+        why = {"session_lost", result->detail};
+        *result = {};
+      } else {
+        why = std::get<PlaneRefusal>(std::move(open));
+      }
+      if (job.options.plane == PlaneChoice::kRegion) {
+        SetFallback(absl::DataLossError(absl::StrCat("plane: shared memory was asked for; ",
+                                                     why.word, ": ", why.detail)),
+                    false, result);
+        return absl::OkStatus();
+      }
+    }
+    result->plane_reason = std::move(why.word);
+    result->plane_detail = std::move(why.detail);
+    return Inline(job, header, result);
+  }
+
+  // `lost`: the server did not know the session, and nothing has happened.
+  absl::Status InRegions(const Job& job, v1::TransferHeader header, RegionPassage* passage,
+                         TransferResult* result, bool* lost) {
+    passage->Locate(&header);
+    header.set_streamed_source(job.options.progress != nullptr && job.source.pool != nullptr);
+    CallReport report;
+    const absl::Status status = WithRetries(
+        job, result,
+        [&] {
+          return RunTransferCall(channels_->Next(), {.header = header,
+                                                     .deadline = job.deadline,
+                                                     .stop = job.stop,
+                                                     .options = job.options});
+        },
+        &report);
+    if (!status.ok()) return status;
+    result->plane = v1::PLANE_REGION;
+    const bool accepted = report.accepted;
+    const int64_t covered = report.covered_tokens;
+    if (report.decision.has_value()) passage->SetOver();
+    if (report.status.ok() && report.decision->outcome() == v1::OUTCOME_APPLIED &&
+        report.decision->covered_tokens() != covered) {
+      report.status = absl::DataLossError("decision.covered_tokens: not what was accepted");
+    }
+    if (absl::Status end = Judge(std::move(report), job.stop, header, result); !end.ok())
+      return end;
+    if (result->applied()) passage->Deliver(header.first_token(), result->covered_tokens);
+    *lost = !result->applied() && !accepted && !RegionPlane::StillThere(*passage, job.deadline);
+    return absl::OkStatus();
+  }
+
+  absl::Status Inline(const Job& job, v1::TransferHeader header, TransferResult* result) {
+    AwaitSource(job, header);
+    header.mutable_source_selection()->mutable_inline_();
+    header.mutable_target_selection()->mutable_inline_();
+    StateScales(job.source, header.mutable_source_selection());
+    StateScales(job.target, header.mutable_target_selection());
+    std::optional<AnswerSink> sink;
+    CallReport report;
+    const absl::Status status = WithRetries(
+        job, result,
+        [&] {
+          sink.emplace(job.target, header.first_token());
+          return RunTransferCall(channels_->Next(), {.header = header,
+                                                     .deadline = job.deadline,
+                                                     .stop = job.stop,
+                                                     .options = job.options,
+                                                     .source = &job.source,
+                                                     .sink = &*sink,
+                                                     .buffers = buffers_});
+        },
+        &report);
+    if (!status.ok()) return status;
+    result->plane = v1::PLANE_INLINE;
+    result->bytes_received = sink->bytes();
+    if (report.status.ok() && report.decision->outcome() == v1::OUTCOME_APPLIED) {
+      report.status = sink->CheckComplete(report.decision->covered_tokens());
+    }
+    const absl::Status end = Judge(std::move(report), job.stop, header, result);
+    if (!end.ok() || !result->applied()) sink->ZeroWritten();
+    return end;
+  }
+
+  // Chunks are sent when all of the source is there.
+  static void AwaitSource(const Job& job, const v1::TransferHeader& header) {
+    if (job.options.progress == nullptr) return;
+    const std::atomic<bool> over{false};
+    job.options.progress->Beyond(header.source_selection().tokens() - 1, job.deadline, over);
+  }
+
+  // FP8 scales that a pool was described with.
+  template <typename Byte>
+  static void StateScales(const CacheView<Byte>& view, v1::KvSelection* selection) {
+    if (view.pool == nullptr || selection->scales_size() > 0) return;
+    const auto& scales = view.pool->layout().scales;
+    selection->mutable_scales()->Add(scales.begin(), scales.end());
+  }
+
+  // `run` until an attempt counts: what no server has accepted is tried again.
+  template <typename Run>
+  absl::Status WithRetries(const Job& job, TransferResult* result, Run run, CallReport* report) {
     absl::Duration backoff = options_.retry.initial_backoff;
     for (;;) {
       ++result->attempts;
-      AnswerSink sink(target);
-      CallReport report =
-          RunTransferCall(channels_->Next(), header, deadline, stop, source, buffers_, &sink);
+      *report = run();
       const bool may_repeat =
-          absl::IsUnavailable(report.status) && !report.accepted && !report.decision.has_value();
+          absl::IsUnavailable(report->status) && !report->accepted && !report->decision.has_value();
       const absl::Duration wait = Jittered(backoff);
-      if (may_repeat && result->attempts < options_.retry.max_attempts &&
-          absl::Now() + wait < deadline) {
-        if (!WaitUnlessStopped(wait, stop)) return absl::CancelledError("cancelled by the caller");
-        backoff = std::min(backoff * 2, options_.retry.max_backoff);
-        continue;
+      if (!may_repeat || result->attempts >= options_.retry.max_attempts ||
+          absl::Now() + wait >= job.deadline) {
+        return absl::OkStatus();
       }
-      return Judge(std::move(report), stop, &sink, result);
+      if (!WaitUnlessStopped(wait, job.stop))
+        return absl::CancelledError("cancelled by the caller");
+      backoff = std::min(backoff * 2, options_.retry.max_backoff);
     }
   }
 
   // Believes the server's decision only when the call ended in order and the answer is whole.
-  static absl::Status Judge(CallReport report, const std::stop_token& stop, AnswerSink* sink,
-                            TransferResult* result) {
+  static absl::Status Judge(CallReport report, const std::stop_token& stop,
+                            const v1::TransferHeader& header, TransferResult* result) {
     result->bytes_sent = report.bytes_sent;
-    result->bytes_received = sink->bytes();
     result->timings = report.timings;
     if (report.decision.has_value()) result->decision = *std::move(report.decision);
     const v1::Decision& decision = result->decision;
-    if (report.status.ok() && decision.outcome() == v1::OUTCOME_APPLIED) {
-      report.status = sink->CheckComplete(decision.covered_tokens());
-    }
     if (report.status.ok() && decision.outcome() == v1::OUTCOME_UNSPECIFIED) {
       report.status = absl::DataLossError("decision.outcome: expected an outcome, got none");
     }
     if (report.status.ok() && decision.outcome() == v1::OUTCOME_APPLIED) {
       result->outcome = v1::OUTCOME_APPLIED;
       result->covered_tokens = decision.covered_tokens();
+      result->first_token = header.first_token();
       return absl::OkStatus();
     }
-    sink->ZeroWritten();
     if (stop.stop_requested()) return absl::CancelledError("cancelled by the caller");
     if (!report.status.ok()) {
       SetFallback(report.status, report.accepted, result);
@@ -226,17 +317,10 @@ class Client::Impl {
     return absl::OkStatus();
   }
 
-  void ReportToCircuit(const TransferResult& result) {
-    if (IsInfraFailure(result)) {
-      circuit_.Failed(Now());
-    } else {
-      circuit_.Succeeded();
-    }
-  }
-
   const ClientOptions options_;
   const std::unique_ptr<Channels> channels_;
   const std::shared_ptr<ChunkBuffers> buffers_;
+  RegionPlane regions_;
   Circuit circuit_;
   Counters counters_;
 };

@@ -52,6 +52,8 @@ struct ClientOptions {
   OnFallback on_fallback = OnFallback::kPrefill;
   RetryPolicy retry;
   CircuitPolicy circuit;
+  // Most shared memory for caches that do not lie in a pool (pool.h).
+  size_t staging_bytes = size_t{2} << 30;
   std::function<absl::Time()> now;  // the circuit's clock; empty = the machine's
 };
 
@@ -63,9 +65,12 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // One transfer. The target's element type is the answer's. Errors:
+  // One transfer. The target's element type is the answer's. With a server on this host the bytes
+  // go through shared memory: views of a Pool are read and written where they lie, others are
+  // copied once. TransferResult says which plane it was. After CANCELLED, or a call that broke off,
+  // pages of a target pool may still be written for some milliseconds. Errors:
   //   INVALID_ARGUMENT  the options or views contradict each other; nothing was sent
-  //   CANCELLED         `stop` was requested; the target's written part is zeroed
+  //   CANCELLED         `stop` was requested; what chunks have written is zeroed
   //   with kFail, any other end but applied: UNAVAILABLE (unreachable, circuit_open),
   //   DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (capacity), DATA_LOSS (transport), INVALID_ARGUMENT
   //   (invalid_request), INTERNAL (internal), FAILED_PRECONDITION (all else)

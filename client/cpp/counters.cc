@@ -18,6 +18,10 @@ void Counters::CountResult(const TransferResult& result) {
   const std::lock_guard lock(mutex_);
   ++counts_.requests[std::string(ToRouterStatus(result.outcome))];
   if (result.outcome == v1::OUTCOME_FALLBACK_REPREFILL) ++counts_.fallbacks[result.reason];
+  if (result.plane != v1::PLANE_UNSPECIFIED) {
+    ++counts_.planes[result.plane == v1::PLANE_REGION ? "region" : "inline"];
+    if (!result.plane_reason.empty()) ++counts_.plane_fallbacks[result.plane_reason];
+  }
   counts_.duration_seconds_sum += absl::ToDoubleSeconds(result.timings.total);
   ++counts_.duration_seconds_count;
   counts_.retries += static_cast<uint64_t>(std::max(0, result.attempts - 1));

@@ -23,6 +23,10 @@ struct CountersSnapshot {
   std::map<std::string, uint64_t> requests;
   // kvbridge_client_fallbacks_total by reason.
   std::map<std::string, uint64_t> fallbacks;
+  // kvbridge_client_planes_total by plane: "region", "inline".
+  std::map<std::string, uint64_t> planes;
+  // kvbridge_client_plane_fallbacks_total by why it was not "region".
+  std::map<std::string, uint64_t> plane_fallbacks;
   // kvbridge_client_request_duration_seconds: sum and count over all requests.
   double duration_seconds_sum = 0;
   uint64_t duration_seconds_count = 0;

@@ -2,14 +2,26 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
+#include "client/cpp/mapped_prefix.h"
+#include "client/cpp/source_progress.h"
 #include "kvbridge/v1/transfer.pb.h"
 
 namespace kvbridge::client {
+
+// How a transfer's bytes travel.
+enum class PlaneChoice {
+  kAuto,    // shared memory with a server on this host; chunks where there is none
+  kRegion,  // shared memory, or fall back with `transport`
+  kInline,  // chunks
+};
 
 struct TransferOptions {
   // As transfer.proto says. The client fills in what the views state: both specs' geometries where
@@ -20,6 +32,21 @@ struct TransferOptions {
   v1::TransferHeader header;
   // For everything: connecting, retries, sending, mapping, receiving.
   absl::Duration deadline = absl::InfiniteDuration();
+  PlaneChoice plane = PlaneChoice::kAuto;
+
+  // Appending: what the target holds, and the ids of the source's tokens. Tokens that both share
+  // are left alone; all are mapped again when the server has another artifact now, or when hops
+  // differ. Borrowed. The header's own first_token is for callers who know better.
+  const MappedPrefix* prefix = nullptr;
+  std::span<const int32_t> token_ids;
+
+  // A source pool that prefill is still filling; null = all of it is there.
+  std::shared_ptr<SourceProgress> progress;
+  // Called on gRPC's thread while the transfer runs; must not block. Layers [begin, end) of the
+  // target are whole and were checked; the transfer may still fall back.
+  std::function<void(int32_t begin, int32_t end)> on_layers;
+  // Pool sources: pages may be reused.
+  std::function<void()> on_source_released;
 };
 
 // Words that only clients say; the others are the wire's (v1::Reason), in lower case without
@@ -42,6 +69,10 @@ struct TransferResult {
   std::string reason_class;  // "client", "policy", "quality", "capacity", "infra", "internal"
   std::string detail;        // one sentence for a person
   int64_t covered_tokens = 0;
+  int64_t first_token = 0;  // tokens before it were in place (TransferOptions::prefix)
+  v1::Plane plane = v1::PLANE_UNSPECIFIED;  // how the bytes travelled
+  std::string plane_reason;                 // why not in shared memory: a word of docs/metrics.md
+  std::string plane_detail;                 // one sentence for a person
   // The server's, when one came. Where it said applied and this result does not, the answer was
   // damaged on the way.
   v1::Decision decision;

@@ -1,5 +1,6 @@
 #include "client/cpp/transfer_call.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -11,6 +12,7 @@
 
 #include "client/cpp/chunk_source.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/layer_progress.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
@@ -24,25 +26,30 @@ constexpr char kMethod[] = "/kvbridge.v1.KvBridge/Transfer";
 // touch and what only writes touch needs no lock. They meet in `write_gate_` and `stopped_`.
 class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  TransferCall(const SourceView& source, int64_t tokens, std::shared_ptr<ChunkBuffers> buffers,
-               AnswerSink* sink)
-      : view_(source), tokens_(tokens), buffers_(std::move(buffers)), sink_(sink) {}
+  explicit TransferCall(const CallRequest& request) : request_(request) {}
 
-  CallReport Run(const std::shared_ptr<grpc::Channel>& channel, const v1::TransferHeader& header,
-                 absl::Time deadline, const std::stop_token& stop) {
-    if (deadline < absl::InfiniteFuture()) context_.set_deadline(absl::ToChronoTime(deadline));
-    v1::TransferRequest request;
-    *request.mutable_header() = header;
-    write_ = wire::Serialize(request);
+  CallReport Run(const std::shared_ptr<grpc::Channel>& channel) {
+    if (request_.deadline < absl::InfiniteFuture()) {
+      context_.set_deadline(absl::ToChronoTime(request_.deadline));
+    }
+    v1::TransferRequest first;
+    *first.mutable_header() = request_.header;
+    write_ = wire::Serialize(first);
     grpc::GenericStub stub(channel);
     stub.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
     started_ = absl::Now();
+    const bool streamed = request_.header.streamed_source();
+    if (streamed) AddHold();  // for writes of this thread
     StartWrite(&write_);
     StartRead(&read_);
     {
       // Before the call starts: one that was stopped already sends nothing.
-      const std::stop_callback cancel(stop, [this] { context_.TryCancel(); });
+      const std::stop_callback cancel(request_.stop, [this] { context_.TryCancel(); });
       StartCall();
+      if (streamed) {
+        SendProgress();
+        RemoveHold();
+      }
       std::unique_lock lock(mutex_);
       over_.wait(lock, [this] { return done_; });
     }
@@ -53,23 +60,25 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
 
  private:
   void OnWriteDone(bool ok) override {
-    if (!ok) return;  // the call is over; its status says why
+    if (!ok) return EndProgress();  // the call is over; its status says why
     if (!header_written_) {
       header_written_ = true;
       OpenWriteGate();
       return;
     }
     report_.timings.sending = absl::Now() - accepted_at_;
+    if (request_.source == nullptr) return ProgressWritten();
     WriteNext();
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) return;  // the status follows
+    if (!ok) return EndProgress();  // the status follows
     answer_ = Take(std::exchange(read_, {}));
     if (answer_.ok()) {
       StartRead(&read_);
     } else {
       stopped_.store(true, std::memory_order_relaxed);
+      EndProgress();
       context_.TryCancel();
     }
   }
@@ -90,8 +99,50 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     if (write_gate_.fetch_sub(1) == 1) WriteNext();
   }
 
+  // On the caller's thread: word of the source pool, each time there is more.
+  void SendProgress() {
+    int64_t told = 0;
+    while (const auto more = request_.options.progress->Beyond(told, request_.deadline, deaf_)) {
+      std::unique_lock lock(mutex_);
+      over_.wait(lock, [this] { return progress_ != Progress::kBusy; });
+      if (progress_ == Progress::kOver) return;
+      progress_ = Progress::kBusy;
+      lock.unlock();
+      told = *more;
+      v1::TransferRequest ready;
+      ready.mutable_ready_up_to()->set_token_end(
+          std::min(told, request_.header.source_selection().tokens()));
+      write_ = wire::Serialize(ready);
+      StartWrite(&write_);
+    }
+    std::unique_lock lock(mutex_);
+    over_.wait(lock, [this] { return progress_ != Progress::kBusy; });
+    if (progress_ == Progress::kIdle) StartWritesDone();
+  }
+
+  void ProgressWritten() {
+    const std::lock_guard lock(mutex_);
+    if (progress_ == Progress::kBusy) progress_ = Progress::kIdle;
+    over_.notify_all();
+  }
+
+  // The server listens no more.
+  void EndProgress() {
+    if (!request_.header.streamed_source()) return;
+    deaf_ = true;
+    request_.options.progress->Wake();
+    const std::lock_guard lock(mutex_);
+    progress_ = Progress::kOver;
+    over_.notify_all();
+  }
+
   void WriteNext() {
     if (last_written_ || stopped_.load(std::memory_order_relaxed)) return;
+    if (request_.source == nullptr) {
+      last_written_ = true;
+      if (request_.header.streamed_source()) return ProgressWritten();
+      return StartWritesDone();
+    }
     write_ = chunks_->Next();
     last_written_ = chunks_->done();
     if (last_written_) {
@@ -110,45 +161,65 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     if (const auto* chunk = std::get_if<wire::ReceivedChunk>(&*event)) return TakeChunk(*chunk);
     auto& known = std::get<v1::TransferEvent>(*event);
     if (known.has_accepted()) return TakeAccepted(known.accepted());
+    if (known.has_layers_ready() && layers_.has_value()) return layers_->Add(known.layers_ready());
+    if (known.has_source_released() && request_.options.on_source_released) {
+      request_.options.on_source_released();
+    }
     if (known.has_completed()) TakeCompleted(std::move(*known.mutable_completed()));
     return absl::OkStatus();
   }
 
   absl::Status TakeAccepted(const v1::TransferAccepted& accepted) {
     if (report_.accepted) return absl::DataLossError("the server sent Accepted twice");
-    if (accepted.covered_tokens() > tokens_) {
-      return absl::OutOfRangeError(absl::StrCat("accepted.covered_tokens: expected at most ",
-                                                tokens_, ", got ", accepted.covered_tokens()));
+    const v1::TransferHeader& header = request_.header;
+    const int64_t tokens = header.source_selection().tokens();
+    const int64_t covered = accepted.covered_tokens();
+    if (covered > tokens || covered < header.first_token()) {
+      return absl::OutOfRangeError(absl::StrCat("accepted.covered_tokens: expected ",
+                                                header.first_token(), " to ", tokens, ", got ",
+                                                covered));
     }
-    if (absl::Status status = sink_->Open(accepted.covered_tokens()); !status.ok()) return status;
+    if (request_.sink != nullptr) {
+      if (absl::Status status = request_.sink->Open(covered); !status.ok()) return status;
+    }
     report_.accepted = true;
+    report_.covered_tokens = covered;
     accepted_at_ = absl::Now();
     report_.timings.admission = accepted_at_ - started_;
-    chunks_.emplace(view_, tokens_, accepted.tile_tokens(), buffers_);
+    layers_.emplace(header.target().geometry().layers(), covered - header.first_token(),
+                    request_.options.on_layers);
+    if (request_.source != nullptr) {
+      chunks_.emplace(*request_.source, tokens, accepted.tile_tokens(), request_.buffers,
+                      header.first_token());
+    }
     OpenWriteGate();
     return absl::OkStatus();
   }
 
   absl::Status TakeChunk(const wire::ReceivedChunk& chunk) {
     if (!report_.accepted) return absl::DataLossError("the server sent a chunk before Accepted");
-    if (sink_->bytes() == 0) first_chunk_at_ = absl::Now();
-    return sink_->Take(chunk);
+    if (request_.sink == nullptr) return absl::DataLossError("the server sent a chunk to a pool");
+    if (request_.sink->bytes() == 0) first_chunk_at_ = absl::Now();
+    return request_.sink->Take(chunk);
   }
 
   void TakeCompleted(v1::TransferCompleted completed) {
     stopped_.store(true, std::memory_order_relaxed);
-    if (sink_->bytes() > 0) report_.timings.receiving = absl::Now() - first_chunk_at_;
+    if (request_.sink != nullptr && request_.sink->bytes() > 0) {
+      report_.timings.receiving = absl::Now() - first_chunk_at_;
+    }
     report_.decision = std::move(*completed.mutable_decision());
   }
 
-  const SourceView& view_;
-  const int64_t tokens_;
-  const std::shared_ptr<ChunkBuffers> buffers_;
-  AnswerSink* const sink_;
+  // Word of a streamed source: one write at a time, none once the server listens no more.
+  enum class Progress { kBusy, kIdle, kOver };
+
+  const CallRequest& request_;
   grpc::ClientContext context_;
   absl::Time started_;
 
   std::atomic<int> write_gate_{2};
+  std::atomic<bool> deaf_{false};     // nobody listens to how far the source is
   std::atomic<bool> stopped_{false};  // nothing more needs to be sent
 
   // Written by reads before the gate opens, by writes after it.
@@ -161,22 +232,22 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   // Reads only.
   grpc::ByteBuffer read_;
   absl::Time first_chunk_at_;
+  std::optional<LayerProgress> layers_;
   absl::Status answer_;  // what is wrong with the answer
 
   CallReport report_;  // each field by one side; whole after done_
   std::mutex mutex_;
   std::condition_variable over_;
-  bool done_ = false;  // guarded by mutex_
+  bool done_ = false;                    // guarded by mutex_
+  Progress progress_ = Progress::kBusy;  // guarded by mutex_; with the header at first
 };
 
 }  // namespace
 
 CallReport RunTransferCall(const std::shared_ptr<grpc::Channel>& channel,
-                           const v1::TransferHeader& header, absl::Time deadline,
-                           const std::stop_token& stop, const SourceView& source,
-                           const std::shared_ptr<ChunkBuffers>& buffers, AnswerSink* sink) {
-  TransferCall call(source, header.source_selection().tokens(), buffers, sink);
-  return call.Run(channel, header, deadline, stop);
+                           const CallRequest& request) {
+  TransferCall call(request);
+  return call.Run(channel);
 }
 
 }  // namespace kvbridge::client

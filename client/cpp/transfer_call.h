@@ -25,18 +25,29 @@ struct CallReport {
   // answer that cannot be trusted, or none. Otherwise the server's status.
   absl::Status status;
   bool accepted = false;
+  int64_t covered_tokens = 0;  // as accepted
   std::optional<v1::Decision> decision;
   int64_t bytes_sent = 0;
   Timings timings;  // all but total
 };
 
-// Sends the header; after Accepted, and not before, the source's tokens; takes the answer into
-// `sink`. No payload leaves before the server has reserved room for it, so an attempt that was not
-// accepted may be repeated. Blocks until the call is over: gRPC's threads, which do the copying in
-// both directions at once, have let go of `source` (but for its owner) and `sink`.
+// What one attempt is made with. All of it is borrowed.
+struct CallRequest {
+  const v1::TransferHeader& header;
+  absl::Time deadline;
+  std::stop_token stop;
+  const TransferOptions& options;                   // for who wants to know
+  const SourceView* source = nullptr;               // null: both caches lie in pools
+  AnswerSink* sink = nullptr;                       // null: as above
+  std::shared_ptr<ChunkBuffers> buffers = nullptr;  // of kMaxChunkBytes
+};
+
+// Sends the header; after Accepted, and not before, the source's tokens, or word of how far they
+// are there; takes the answer into the sink. No payload leaves before the server has reserved room
+// for it, so an attempt that was not accepted may be repeated. Blocks until the call is over:
+// gRPC's threads, which do the copying in both directions at once, have let go of the source (but
+// for its owner) and the sink.
 CallReport RunTransferCall(const std::shared_ptr<grpc::Channel>& channel,
-                           const v1::TransferHeader& header, absl::Time deadline,
-                           const std::stop_token& stop, const SourceView& source,
-                           const std::shared_ptr<ChunkBuffers>& buffers, AnswerSink* sink);
+                           const CallRequest& request);
 
 }  // namespace kvbridge::client

@@ -96,6 +96,21 @@ TEST_F(FitCliTest, FlagsThatExcludeEachOtherAreUsageErrors) {
   EXPECT_EQ(Run("fit"), 2);
 }
 
+TEST_F(FitCliTest, FlagsThatDoNotReadAreUsageErrorsBeforeAnyWork) {
+  const std::string accumulate = std::string("fit accumulate ") + kShards + " -o " + Path("m");
+  for (const char* machine : {"0/2", "3/2", "2", "1/2/3", "a/b"}) {
+    EXPECT_EQ(Run(accumulate + " --shard " + machine), 2);
+    EXPECT_THAT(err(), HasSubstr(std::string("expected I/N with I from 1 to N, got ") + machine));
+  }
+  EXPECT_EQ(Run(accumulate + " --domain-weight code=much"), 2);
+  EXPECT_THAT(err(), HasSubstr("expected DOMAIN=WEIGHT, got code=much"));
+  EXPECT_FALSE(fs::exists(Path("m")));
+  ASSERT_EQ(Run(accumulate + " -q --format json --dry-run --shard 2/2 --domain-weight a=2 b=0.5"),
+            0)
+      << err();
+  EXPECT_GT(json()["fit_rows"], 0);
+}
+
 TEST_F(FitCliTest, TheTargetsKNormMustFitTheMoments) {
   EXPECT_EQ(Run(std::string("fit ") + kShards + " -q -o " + Path("a") +
                 " --target-model tests/data/family/large"),

@@ -1,0 +1,176 @@
+#include "client/cpp/region_plane.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include <unistd.h>
+
+#include "client/cpp/grpc_status.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+#include "kvbridge/v1/transfer.grpc.pb.h"
+
+namespace kvbridge::client {
+namespace {
+
+constexpr absl::Duration kRetryAfter = absl::Seconds(5);  // a server that has no regions
+constexpr absl::Duration kOpenWithin = absl::Seconds(10);
+constexpr size_t kMaxTenants = 16;
+
+bool IsSameHost(absl::string_view target) {
+  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"}) {
+    if (absl::StartsWith(target, scheme)) target.remove_prefix(scheme.size());
+  }
+  while (absl::StartsWith(target, "/")) target.remove_prefix(1);
+  for (const absl::string_view local :
+       {"unix:", "unix-abstract:", "127.", "localhost:", "[::1]:"}) {
+    if (absl::StartsWith(target, local)) return true;
+  }
+  return false;
+}
+
+PlaneRefusal Refusal(const absl::Status& status) {
+  const auto word = [&]() -> std::string {
+    switch (status.code()) {
+      case absl::StatusCode::kResourceExhausted:
+        return "no_room";
+      case absl::StatusCode::kUnimplemented:
+        return "not_offered";
+      case absl::StatusCode::kNotFound:
+      case absl::StatusCode::kUnavailable:
+      case absl::StatusCode::kDeadlineExceeded:
+        return "session_lost";
+      default:
+        return "refused";
+    }
+  };
+  return {word(), status.ToString()};
+}
+
+}  // namespace
+
+RegionPassage::~RegionPassage() {
+  for (std::shared_ptr<const Pool>& pool : taken_) {
+    if (!over_) session_->Forget(*pool);
+    staging_->Return(std::move(pool), over_);
+  }
+}
+
+void RegionPassage::Locate(v1::TransferHeader* header) const {
+  *header->mutable_source_selection()->mutable_pool() = source_;
+  *header->mutable_target_selection()->mutable_pool() = target_;
+  header->mutable_source_selection()->clear_scales();  // pools have their own
+  header->mutable_target_selection()->clear_scales();
+}
+
+void RegionPassage::Deliver(int64_t begin, int64_t end) const {
+  if (staged_.planes.empty()) return;
+  CacheView<const std::byte> from;
+  from.shape = staged_.shape;
+  from.planes.assign(staged_.planes.begin(), staged_.planes.end());
+  from.token_stride = staged_.token_stride;
+  from.head_stride = staged_.head_stride;
+  from.pages = staged_.pages;
+  from.tokens_per_page = staged_.tokens_per_page;
+  from.page_stride = staged_.page_stride;
+  CopyTokens(from, *wanted_, begin, end);
+}
+
+absl::StatusOr<TargetView> RegionPassage::Stage(const v1::ModelSpec& model,
+                                                const v1::KvSelection& selection, int64_t tokens) {
+  std::vector<std::shared_ptr<const Pool>> dropped;
+  auto pool = staging_->Take(model, selection.scales(), tokens, &dropped);
+  for (const auto& old : dropped) session_->Forget(*old);
+  if (!pool.ok()) return pool.status();
+  taken_.push_back(*pool);
+  return (*pool)->Target(StagingPages(**pool, tokens), tokens);
+}
+
+RegionPlane::RegionPlane(const std::string& target, size_t staging_bytes)
+    : same_host_(IsSameHost(target)), staging_(staging_bytes) {}
+
+std::variant<RegionPassage, PlaneRefusal> RegionPlane::Open(
+    const std::shared_ptr<grpc::Channel>& channel, const v1::TransferHeader& header,
+    const SourceView& source, const TargetView& target, absl::Time deadline) {
+  if (!same_host_) return PlaneRefusal{"other_host", "the server's address is not of this host"};
+  auto session = Session(channel, header.tenant(), deadline);
+  if (auto* no = std::get_if<PlaneRefusal>(&session)) return std::move(*no);
+  RegionPassage passage;
+  passage.session_ = std::get<std::shared_ptr<MemorySession>>(std::move(session));
+  passage.staging_ = &staging_;
+  passage.wanted_ = &target;
+  const int64_t tokens = header.source_selection().tokens();
+  const auto locate = [&](const std::shared_ptr<const Pool>& pool,
+                          const std::vector<int32_t>& pages) -> absl::StatusOr<v1::PoolLocation> {
+    auto location = passage.session_->Locate(pool, deadline);
+    if (location.ok()) location->mutable_pages()->Add(pages.begin(), pages.end());
+    return location;
+  };
+  absl::StatusOr<TargetView> staged_source;
+  if (source.pool == nullptr) {
+    staged_source = passage.Stage(header.source(), header.source_selection(), tokens);
+    if (!staged_source.ok()) return Refusal(staged_source.status());
+  }
+  if (target.pool == nullptr) {
+    auto staged = passage.Stage(header.target(), header.target_selection(), tokens);
+    if (!staged.ok()) return Refusal(staged.status());
+    passage.staged_ = *std::move(staged);
+  }
+  const TargetView& answer = target.pool == nullptr ? passage.staged_ : target;
+  auto from = source.pool == nullptr ? locate(staged_source->pool, staged_source->pages)
+                                     : locate(source.pool, source.pages);
+  if (!from.ok()) return Refusal(from.status());
+  auto to = locate(answer.pool, answer.pages);
+  if (!to.ok()) return Refusal(to.status());
+  if (source.pool == nullptr) CopyTokens(source, *staged_source, header.first_token(), tokens);
+  passage.source_ = *std::move(from);
+  passage.target_ = *std::move(to);
+  return passage;
+}
+
+RegionPlane::SessionOrRefusal RegionPlane::Session(const std::shared_ptr<grpc::Channel>& channel,
+                                                   const std::string& name, absl::Time deadline) {
+  const std::lock_guard lock(mutex_);
+  if (!tenants_.contains(name) && tenants_.size() >= kMaxTenants) {
+    return PlaneRefusal{"no_room",
+                        absl::StrCat("shared memory of more than ", kMaxTenants, " tenants")};
+  }
+  Tenant& tenant = tenants_[name];
+  if (tenant.session != nullptr && tenant.session->alive()) return tenant.session;
+  tenant.session.reset();
+  const absl::Time now = absl::Now();
+  if (now < tenant.retry_at) return tenant.refusal;
+  auto opened = OpenSession(channel, name, std::min(deadline, now + kOpenWithin));
+  if (auto* no = std::get_if<PlaneRefusal>(&opened)) {
+    tenant.refusal = *no;
+    tenant.retry_at = now + kRetryAfter;
+  } else {
+    tenant.session = std::get<std::shared_ptr<MemorySession>>(opened);
+  }
+  return opened;
+}
+
+RegionPlane::SessionOrRefusal RegionPlane::OpenSession(
+    const std::shared_ptr<grpc::Channel>& channel, const std::string& tenant, absl::Time deadline) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  v1::GetCapabilitiesResponse server;
+  const grpc::Status asked = v1::KvBridge::NewStub(channel)->GetCapabilities(&context, {}, &server);
+  if (!asked.ok()) return Refusal(FromGrpcStatus(asked));
+  if (server.memory_socket().empty() ||
+      std::count(server.planes().begin(), server.planes().end(), v1::PLANE_REGION) == 0) {
+    return PlaneRefusal{"not_offered", "the server offers no regions"};
+  }
+  if (access(server.memory_socket().c_str(), F_OK) != 0) {
+    return PlaneRefusal{"other_host",
+                        "the server's side socket is not on this host, or not visible here"};
+  }
+  auto session = MemorySession::Open(channel, tenant, server.memory_socket(), deadline);
+  if (!session.ok()) return Refusal(session.status());
+  return std::shared_ptr<MemorySession>(*std::move(session));
+}
+
+}  // namespace kvbridge::client
