@@ -28,6 +28,8 @@ struct Holding {
   std::unique_ptr<Region> region;
 };
 
+using Regions = absl::flat_hash_map<std::string, std::shared_ptr<const Holding>>;  // by id
+
 // A pool as its session and the pins on it share it.
 struct Pool {
   std::string session_id;
@@ -36,14 +38,14 @@ struct Pool {
   int32_t pages = 0;
   bool writable = false;
   std::shared_ptr<const model::ModelSpec> model;
-  std::vector<std::shared_ptr<const Holding>> memory;
+  Regions memory;  // that it lies in
 };
 
 struct Session {
   std::string tenant;
   absl::Time expires;
   int32_t arriving = 0;  // regions that are being mapped
-  absl::flat_hash_map<std::string, std::shared_ptr<const Holding>> regions;
+  Regions regions;
   absl::flat_hash_set<std::string> pools;
 };
 
@@ -83,6 +85,24 @@ absl::Status CheckRequest(const RegionRequest& request) {
         "numa_node: expected none with a ticket: the memory is there already");
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Pool>> MakePool(PoolSpec spec, absl::string_view session_id,
+                                               const Regions& regions) {
+  auto pool = std::make_shared<Pool>();
+  pool->session_id = std::string(session_id);
+  pool->pages = spec.pages;
+  pool->writable = true;
+  KVB_ASSIGN_OR_RETURN(pool->view, LayOut(spec, [&](absl::string_view region_id) {
+                         const auto it = regions.find(region_id);
+                         if (it == regions.end()) return std::optional<std::span<std::byte>>();
+                         pool->memory.insert(*it);
+                         pool->writable = pool->writable && it->second->region->writable();
+                         return std::optional(it->second->region->bytes());
+                       }));
+  if (pool->writable) KVB_RETURN_IF_ERROR(CheckPlanesApart(pool->view, spec.pages));
+  pool->model = std::make_shared<const model::ModelSpec>(std::move(spec.model));
+  return pool;
 }
 
 absl::Status TooMany(absl::string_view what, int32_t most) {
@@ -145,10 +165,7 @@ void MemoryRegistry::State::TakeRegion(Session& session, const std::string& regi
   const auto region = session.regions.find(region_id);
   std::vector<std::string> inside;
   for (const std::string& pool_id : session.pools) {
-    const auto& memory = pools.at(pool_id)->memory;
-    if (std::find(memory.begin(), memory.end(), region->second) != memory.end()) {
-      inside.push_back(pool_id);
-    }
+    if (pools.at(pool_id)->memory.contains(region_id)) inside.push_back(pool_id);
   }
   for (const std::string& pool_id : inside) TakePool(session, pool_id, released);
   released.regions.push_back(std::move(region->second));
@@ -319,28 +336,25 @@ absl::StatusOr<PoolGrant> MemoryRegistry::RegisterPool(absl::string_view tenant,
                                                        absl::string_view session_id,
                                                        PoolSpec spec) {
   KVB_ASSIGN_OR_RETURN(const std::string id, crypto::RandomHex(kIdBytes));
-  auto pool = std::make_shared<Pool>();
+  Regions regions;
+  {
+    base::MutexLock lock(&state_->mutex);
+    const Session* const session = state_->Find(tenant, session_id);
+    if (session == nullptr) return NotFound("session_id");
+    regions = session->regions;
+  }
+  KVB_ASSIGN_OR_RETURN(auto pool, MakePool(std::move(spec), session_id, regions));
   base::MutexLock lock(&state_->mutex);
   Session* const session = state_->Find(tenant, session_id);
   if (session == nullptr) return NotFound("session_id");
   if (std::cmp_greater_equal(session->pools.size(), state_->options.max_pools)) {
     return TooMany("pools of the session", state_->options.max_pools);
   }
-  pool->writable = true;
-  absl::flat_hash_set<const Holding*> used;
-  KVB_ASSIGN_OR_RETURN(pool->view, LayOut(spec, [&](absl::string_view region_id) {
-                         const auto it = session->regions.find(region_id);
-                         if (it == session->regions.end())
-                           return std::optional<std::span<std::byte>>();
-                         if (used.insert(it->second.get()).second)
-                           pool->memory.push_back(it->second);
-                         pool->writable = pool->writable && it->second->region->writable();
-                         return std::optional(it->second->region->bytes());
-                       }));
-  pool->session_id = std::string(session_id);
+  // It may have been unregistered while the strides were checked.
+  for (const auto& [region_id, holding] : pool->memory) {
+    if (!session->regions.contains(region_id)) return NotFound("planes: region_id");
+  }
   pool->generation = state_->next_generation++;
-  pool->pages = spec.pages;
-  pool->model = std::make_shared<const model::ModelSpec>(std::move(spec.model));
   session->pools.insert(id);
   const PoolGrant grant{id, pool->generation};
   state_->pools.emplace(id, std::move(pool));

@@ -1,9 +1,12 @@
 #include "core/memory/pool_layout.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -12,9 +15,15 @@
 namespace kvbridge::memory {
 namespace {
 
+constexpr int32_t kMostLayers = 2048;
+
 std::string PlaneName(size_t plane) {
   return absl::StrCat("planes[layer ", plane / 2, ", ", Name(static_cast<kv::Component>(plane % 2)),
                       "]");
+}
+
+int64_t HeadBytes(const kv::KvView& view) {
+  return int64_t{view.head_dim} * static_cast<int64_t>(ByteSize(view.dtype));
 }
 
 absl::Status CheckCounts(const PoolSpec& spec) {
@@ -25,6 +34,10 @@ absl::Status CheckCounts(const PoolSpec& spec) {
     return absl::InvalidArgumentError(absl::StrCat(field, ": expected at least 1, got ", count));
   }
   const int32_t layers = spec.model.geometry.layers;
+  if (layers > kMostLayers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layers: expected at most ", kMostLayers, ", got ", layers));
+  }
   if (std::cmp_equal(spec.planes.size(), int64_t{layers} * 2)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("planes: expected 2 for each of ", layers, " layers, got ", spec.planes.size()));
@@ -45,7 +58,74 @@ absl::Status CheckAligned(const PoolPlane& plane, tensor::DType dtype, size_t in
   return absl::OkStatus();
 }
 
+// One dimension of a plane: `count` elements, `stride` bytes apart. A dimension of one element has
+// no stride, whatever was stated.
+struct Axis {
+  Axis(int64_t stated, int64_t elements) : stride(elements == 1 ? 0 : stated), count(elements) {}
+  friend bool operator==(const Axis&, const Axis&) = default;
+  int64_t stride;
+  int64_t count;
+};
+
+// Where a plane's elements lie, however they are numbered: from `begin` on, in steps of strides
+// above zero, the largest first.
+struct Extent {
+  size_t plane;
+  const std::byte* begin;
+  const std::byte* end;
+  std::array<Axis, 3> axes;
+};
+
+Extent ExtentOf(const kv::KvView& view, int32_t pages, size_t index) {
+  const kv::Plane& plane = view.planes[index];
+  Extent extent{index,
+                plane.base,
+                plane.base + HeadBytes(view),
+                {Axis(plane.page_stride, pages), Axis(plane.token_stride, view.tokens_per_page),
+                 Axis(plane.head_stride, view.kv_heads)}};
+  for (Axis& axis : extent.axes) {
+    (axis.stride < 0 ? extent.begin : extent.end) += axis.stride * (axis.count - 1);
+    axis.stride = std::abs(axis.stride);
+  }
+  std::sort(extent.axes.begin(), extent.axes.end(),
+            [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+  return extent;
+}
+
+// Whether some element of one plane lies less than `width` bytes from some element of another that
+// has the same axes and begins `distance` bytes later. Strides nest (kv::Validate), so all that the
+// smaller ones reach is less than one step of a larger one: only two counts of it can be near.
+bool Meets(std::span<const Axis> axes, int64_t distance, int64_t width) {
+  if (axes.empty() || axes.front().stride == 0) return std::abs(distance) < width;
+  const auto [stride, count] = axes.front();
+  const int64_t below = distance / stride - (distance % stride < 0 ? 1 : 0);
+  for (const int64_t steps : {below, below + 1}) {
+    if (std::abs(steps) < count && Meets(axes.subspan(1), distance - steps * stride, width)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
+
+absl::Status CheckPlanesApart(const kv::KvView& view, int32_t pages) {
+  std::vector<Extent> extents;
+  for (size_t i = 0; i < view.planes.size(); ++i) extents.push_back(ExtentOf(view, pages, i));
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (auto a = extents.begin(); a != extents.end(); ++a) {
+    for (auto b = a + 1; b != extents.end() && b->begin < a->end; ++b) {
+      const bool alike = a->axes == b->axes;
+      if (alike && !Meets(a->axes, b->begin - a->begin, HeadBytes(view))) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          PlaneName(std::max(a->plane, b->plane)), ": expected bytes of its own in a pool that is ",
+          "written, got some of ", PlaneName(std::min(a->plane, b->plane)),
+          alike ? "" : ", or different strides in between"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<kv::KvView> LayOut(const PoolSpec& spec, const RegionBytes& region_bytes) {
   KVB_RETURN_IF_ERROR(CheckCounts(spec));

@@ -171,7 +171,9 @@ TEST_F(PoolTest, BadSpecsNameTheFieldAndLeaveNothing) {
       {kInvalidArgument, "pages: expected at least 1, got -3", [](PoolSpec& s) { s.pages = -3; }},
       {kInvalidArgument, "planes: expected 2 for each of 1 layers, got 1",
        [](PoolSpec& s) { s.planes.pop_back(); }},
-      {kInvalidArgument, "planes: expected 2 for each of 2000000000 layers, got 2",
+      {kInvalidArgument, "planes: expected 2 for each of 2048 layers, got 2",
+       [](PoolSpec& s) { s.model.geometry.layers = 2048; }},
+      {kInvalidArgument, "layers: expected at most 2048, got 2000000000",
        [](PoolSpec& s) { s.model.geometry.layers = 2'000'000'000; }},
       {kInvalidArgument, "kv_heads: expected at least 1, got 0",
        [](PoolSpec& s) { s.model.geometry.kv_heads = 0; }},
@@ -248,6 +250,46 @@ TEST_F(PoolTest, OnlyAPoolOfWritableRegionsMayBeATarget) {
   EXPECT_FALSE(Pin(*pool)->writable());
   EXPECT_FALSE(Pin(NewPool(sources.region_id))->writable());
   EXPECT_TRUE(Pin(NewPool(targets.region_id))->writable());
+}
+
+TEST_F(PoolTest, PlanesOfAWrittenPoolShareNoByte) {
+  const RegionGrant writable = NewRegion();
+  const RegionGrant sources = NewRegion(kRegionBytes, /*writable=*/false);
+  struct Case {
+    const char* what;
+    uint64_t value_offset;
+    bool apart;
+  };
+  // A page has 4 slots of 2 heads of 8 bytes; 128 bytes from page to page leave room for two
+  // planes.
+  for (const Case& c : {Case{"the same", 0, false}, Case{"one head on", 8, false},
+                        Case{"one slot on", 16, false}, Case{"into the last head", 62, false},
+                        Case{"right behind", 64, true}, Case{"a page on", 128, false},
+                        Case{"behind, a page on", 192, true}, Case{"the last page", 7 * 128, false},
+                        Case{"past the pool", 8 * 128, true}, Case{"out of line", 66, false}}) {
+    SCOPED_TRACE(c.what);
+    PoolSpec spec = SmallSpec(writable.region_id);
+    spec.planes[1].base_offset = c.value_offset;
+    const absl::Status status = Register(spec);
+    EXPECT_EQ(status.code(), c.apart ? absl::StatusCode::kOk : kInvalidArgument) << status;
+    for (PoolPlane& plane : spec.planes) plane.region_id = sources.region_id;
+    EXPECT_TRUE(Register(spec).ok()) << "layers that share a cache may be sources";
+  }
+  PoolSpec odd = SmallSpec(writable.region_id);
+  odd.planes[1].page_stride = 256;
+  EXPECT_THAT(std::string(Register(odd).message()), HasSubstr("different strides in between"));
+}
+
+TEST_F(PoolTest, BackwardStridesAreDescribedLikeAnyOther) {
+  const RegionGrant region = NewRegion();
+  PoolSpec spec = SmallSpec(region.region_id);
+  for (PoolPlane& plane : spec.planes) {
+    plane.base_offset += 7 * 128;
+    plane.page_stride = -128;
+  }
+  EXPECT_TRUE(Register(spec).ok()) << Register(spec);
+  spec.planes[1].base_offset -= 16;
+  EXPECT_EQ(Register(spec).code(), kInvalidArgument);
 }
 
 TEST_F(PoolTest, APinKnowsTheModel) {
