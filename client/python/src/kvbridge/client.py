@@ -225,6 +225,8 @@ class Client:
         plane = self._plane if plane is None else plane
         _check_plane(plane)
         payload = _source(source, keys, values, source_pages, ready)
+        _check_pages("source_pages", source_pages, source, payload.tokens)
+        _check_pages("target_pages", target_pages, target, payload.tokens)
         header = transfer_pb2.TransferHeader(
             request_id=request_id if request_id is not None else uuid.uuid4().hex,
             tenant=tenant,
@@ -288,6 +290,8 @@ class Client:
         result = self._guarded(_beginning_at(transfer, first, prefix.artifact_digest))
         if result.reason == "artifact_unavailable":
             return self._guarded(transfer)
+        if result.reason == "not_worth_it":  # the route leaves the few new tokens to the target
+            return _nothing_new(prefix, first, transfer)
         return result
 
     def conclude(self, result: TransferResult) -> TransferResult:
@@ -467,6 +471,17 @@ def _source(
     layers = check_layers(keys, values, spec.geometry.element_type)
     tokens = layers[0][0].shape[1]
     return Source(*layers, None, tokens, 0, Readiness(tokens, ready))
+
+
+def _check_pages(
+    field: str, cache: PagedCache | None, spec: types_pb2.ModelSpec, tokens: int
+) -> None:
+    if cache is None:
+        return
+    if cache.tokens != tokens:
+        raise ValueError(f"{field}.tokens: expected the source's {tokens}, got {cache.tokens}")
+    if cache.pool.spec.geometry != spec.geometry:
+        raise ValueError(f"{field}.pool: expected the geometry of the model, got another")
 
 
 def _most_covered(header: transfer_pb2.TransferHeader) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,11 @@ def longest_common_prefix(one: Ids, other: Ids) -> int:
 
 @dataclass(frozen=True)
 class MappedPrefix:
-    """Tokens [0, covered) of a target cache that maps have written, bound to the tokens that they stand for.
+    """Tokens [0, covered) of a target cache, mapped and then perhaps followed by the target's own, bound to the ids
+    that they stand for.
 
-    One artifact made all of it: what another one makes can't be appended. Keep it beside the cache; it is worth
-    nothing once those tokens have been overwritten.
+    One artifact made what is mapped of it: what another one makes can't be appended. Keep it beside the cache; it
+    is worth nothing once those tokens have been overwritten.
     """
 
     token_ids: npt.NDArray[np.int64]  # [covered]
@@ -50,6 +51,12 @@ class MappedPrefix:
             )
         ids = np.array(token_ids[: result.covered_tokens], np.int64)
         return cls(ids, result.artifact_digest, result.salt, result.hops)
+
+    def followed_by(self, token_ids: Ids) -> MappedPrefix:
+        """Once the target has computed more tokens after it. token_ids: of all the cache holds now."""
+        if self.common(token_ids) < self.covered:
+            raise ValueError(f"token_ids: expected the same first {self.covered}, got others")
+        return replace(self, token_ids=np.array(token_ids, np.int64))
 
     def common(self, token_ids: Ids) -> int:
         """Tokens of another history that this cache holds: all of its own, or up to where they diverge."""
