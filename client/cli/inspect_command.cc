@@ -57,10 +57,13 @@ std::string SourcesText(const mapper::LayerMap& map, absl::string_view other) {
 }
 
 base::Json LayerJson(const mapper::LayerMap& layer) {
+  base::Json hidden = base::Json::array();
+  for (const mapper::HiddenLayer& one : layer.hidden) hidden.push_back(one.width());
   return {{"support", std::string(mapper::Name(layer.support))},
           {"sources", layer.sources},
           {"cross_sources", layer.cross_sources},
-          {"head_source", layer.head_source}};
+          {"head_source", layer.head_source},
+          {"hidden", hidden}};
 }
 
 base::Json ArtifactJson(const artifact::Artifact& artifact) {
@@ -118,8 +121,8 @@ std::string ArtifactText(const artifact::Artifact& artifact, bool color) {
   for (size_t i = 0; i < mapper.keys.size(); ++i) {
     const mapper::LayerMap& key = mapper.keys[i];
     const mapper::LayerMap& value = mapper.values[i];
-    const std::string key_support(mapper::Name(key.support));
-    const std::string value_support(mapper::Name(value.support));
+    const std::string key_support = mapper::Describe(key);
+    const std::string value_support = mapper::Describe(value);
     table.AddRow({absl::StrCat(i), SourcesText(key, "V"), SourcesText(value, "K"),
                   key_support == value_support ? key_support
                                                : absl::StrCat(key_support, "/", value_support)});

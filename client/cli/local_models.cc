@@ -25,13 +25,7 @@ absl::StatusOr<artifact::Artifact> LoadLocalArtifact(const std::string& dir,
 }
 
 uint64_t StoredBytes(const mapper::Mapper& mapper) {
-  uint64_t bytes = 0;
-  for (const auto* layers : {&mapper.keys, &mapper.values}) {
-    for (const mapper::LayerMap& layer : *layers) {
-      bytes += layer.weight.data.size() + layer.bias.data.size();
-    }
-  }
-  return bytes;
+  return static_cast<uint64_t>(mapper.parameters()) * tensor::ByteSize(mapper.keys[0].weight.dtype);
 }
 
 }  // namespace kvbridge::cli

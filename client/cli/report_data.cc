@@ -120,7 +120,7 @@ FitScore Score(const Json& json) {
 
 // What the mapper itself says of a layer, with what the fit recorded of it.
 LayerFit Layer(const mapper::LayerMap& map, const Json& fit) {
-  return {.support = std::string(mapper::Name(map.support)),
+  return {.support = mapper::Describe(map),
           .sources = map.sources,
           .r2 = Score(fit),
           .heads = Numbers(At(fit, {"heads", "r2_held_out"}))};

@@ -101,10 +101,10 @@ absl::StatusOr<mapper::Mapper> ReadWeights(const Manifest& manifest,
         kWeightsFile, " __metadata__: it belongs to another manifest: expected manifest_sha256 ",
         metadata.at("manifest_sha256")));
   }
-  KVB_ASSIGN_OR_RETURN(const StTensor* first, tensors.Find("key_weight.0"));
+  KVB_ASSIGN_OR_RETURN(const StTensor* first, tensors.Find("key_bias.0"));
   if (first->dtype != StDType::kF32 && first->dtype != StDType::kBf16) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kWeightsFile, " tensor \"key_weight.0\": expected BF16 or F32, got ", Name(first->dtype)));
+        kWeightsFile, " tensor \"key_bias.0\": expected BF16 or F32, got ", Name(first->dtype)));
   }
   KVB_ASSIGN_OR_RETURN(mapper::Mapper mapper,
                        AssembleMapper(manifest, tensors, first->dtype, file));

@@ -22,7 +22,9 @@ constexpr int64_t kMaxFileBytes = int64_t{1} << 42;
 constexpr int64_t kMaxTokens = int64_t{1} << 32;
 
 constexpr std::pair<absl::string_view, mapper::Support> kSupports[] = {
-    {"full", mapper::Support::kFull}, {"head_local", mapper::Support::kHeadLocal}};
+    {"full", mapper::Support::kFull},
+    {"head_local", mapper::Support::kHeadLocal},
+    {"mlp", mapper::Support::kMlp}};
 constexpr std::pair<absl::string_view, Kind> kKinds[] = {
     {"none", Kind::kNone}, {"k_norm", Kind::kKNorm}, {"scale", Kind::kScale}};
 constexpr std::pair<absl::string_view, LambdaConvention> kConventions[] = {
@@ -52,16 +54,21 @@ absl::StatusOr<Value> Parse(const std::pair<absl::string_view, Value> (&table)[N
                                                  ", got \"", word.substr(0, 40), "\""));
 }
 
+absl::StatusOr<std::vector<int32_t>> Integers(const Json& object, absl::string_view key,
+                                              absl::string_view path, int64_t least, int64_t most) {
+  KVB_ASSIGN_OR_RETURN(const Json* list, base::GetArray(object, key, path));
+  std::vector<int32_t> integers;
+  for (const Json& item : *list) {
+    KVB_ASSIGN_OR_RETURN(const int64_t integer,
+                         base::GetInt(Json{{std::string(key), item}}, key, path, least, most));
+    integers.push_back(static_cast<int32_t>(integer));
+  }
+  return integers;
+}
+
 absl::StatusOr<std::vector<int32_t>> Indices(const Json& object, absl::string_view key,
                                              absl::string_view path) {
-  KVB_ASSIGN_OR_RETURN(const Json* list, base::GetArray(object, key, path));
-  std::vector<int32_t> indices;
-  for (const Json& item : *list) {
-    KVB_ASSIGN_OR_RETURN(const int64_t index,
-                         base::GetInt(Json{{std::string(key), item}}, key, path, 0, kMaxIndex));
-    indices.push_back(static_cast<int32_t>(index));
-  }
-  return indices;
+  return Integers(object, key, path, 0, kMaxIndex);
 }
 
 Json ListsToJson(const LayerLists& lists) {
@@ -69,6 +76,7 @@ Json ListsToJson(const LayerLists& lists) {
                {"sources", lists.sources},
                {"head_source", lists.head_source}};
   if (!lists.cross_sources.empty()) json["cross_sources"] = lists.cross_sources;
+  if (!lists.hidden.empty()) json["hidden"] = lists.hidden;
   return json;
 }
 
@@ -83,19 +91,29 @@ absl::StatusOr<std::vector<int32_t>> DistinctLayers(const Json& lists, absl::str
   return layers;
 }
 
+// None where there is no network, which "mlp" must have.
+absl::StatusOr<std::vector<int32_t>> HiddenWidths(const Json& lists, mapper::Support support,
+                                                  absl::string_view path) {
+  if (!lists.contains("hidden") && support != mapper::Support::kMlp) return std::vector<int32_t>();
+  KVB_ASSIGN_OR_RETURN(std::vector<int32_t> widths,
+                       Integers(lists, "hidden", path, 1, mapper::kMaxHiddenWidth));
+  if (widths.empty() || static_cast<int64_t>(widths.size()) > mapper::kMaxHiddenLayers) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ".hidden: expected 1 to ", mapper::kMaxHiddenLayers, " widths, got ", widths.size()));
+  }
+  return widths;
+}
+
 absl::StatusOr<LayerLists> ListsFromJson(const Json& layer, absl::string_view component,
                                          absl::string_view layer_path) {
   KVB_ASSIGN_OR_RETURN(const Json* json, base::GetObject(layer, component, layer_path));
   const std::string path = absl::StrCat(layer_path, ".", component);
-  KVB_RETURN_IF_ERROR(
-      base::RefuseUnknownKeys(*json, {"support", "sources", "cross_sources", "head_source"}, path));
-  if (json->value("support", Json()) == "mlp") {
-    return absl::UnimplementedError(
-        absl::StrCat(path, ".support: \"mlp\" is not supported by this version"));
-  }
+  KVB_RETURN_IF_ERROR(base::RefuseUnknownKeys(
+      *json, {"support", "sources", "cross_sources", "head_source", "hidden"}, path));
   LayerLists lists;
   KVB_ASSIGN_OR_RETURN(lists.support, Parse(kSupports, *json, "support", path));
   KVB_ASSIGN_OR_RETURN(lists.head_source, Indices(*json, "head_source", path));
+  KVB_ASSIGN_OR_RETURN(lists.hidden, HiddenWidths(*json, lists.support, path));
   if (json->contains("cross_sources")) {
     KVB_ASSIGN_OR_RETURN(lists.cross_sources, DistinctLayers(*json, "cross_sources", path));
     KVB_ASSIGN_OR_RETURN(lists.sources, Indices(*json, "sources", path));

@@ -4,18 +4,24 @@
 // l,
 //   key_weight.{l}, value_weight.{l}   [target heads, features, target head_dim]  BF16 or F32
 //   key_bias.{l}, value_bias.{l}       [target heads, target head_dim]            same type
+//   key_hidden.{l}.{i}, value_...      [inputs, width i]                          same type
+//   key_hidden_bias.{l}.{i}, value_... [width i]                                  same type
+//   key_out.{l}, value_out.{l}         [target heads, last width, target head_dim] same type
 //   key_norm.{l}                       [target head_dim]   F32, key_norm.kind "k_norm" only
 //   key_scale.{l}, value_scale.{l}     [target heads]      F32, key_norm.kind "scale" only
-// and no other tensor; all weights and biases share one type. `manifest.json` is an object of
-// exactly
+// and no other tensor; all weights and biases share one type. The weight is left out for support
+// "mlp"; hidden, hidden_bias and out are there where the manifest lists hidden widths. The inputs
+// of hidden layer 0 are all source heads of all listed layers, of the others the width before.
+// `manifest.json` is an object of exactly
 //   format          "kvbridge-mapper"
 //   schema_version  1
 //   source, target  {identity, geometry, rope}: kvbridge.v1.ModelSpec's JSON, proto field names
 //   strip_rope      bool; false = fitted on keys as they are cached
 //   layers          one per target layer: {"key": M, "value": M} with M = {"support": "full" |
-//                   "head_local", "sources": [distinct source layers, in feature order],
+//                   "head_local" | "mlp", "sources": [distinct source layers, in feature order],
 //                   "cross_sources": [the same, read for the other component; left out if empty],
-//                   "head_source": [source head of each target head; empty = identity]}
+//                   "head_source": [source head of each target head; empty = identity],
+//                   "hidden": [widths, 1 to 8 of them; left out where there is no network]}
 //   key_norm        {"kind": "none"} | {"kind": "k_norm", "eps": number} | {"kind": "scale"}
 //   fit             {"lambda": number >= 0, "lambda_convention": "raw_gram" | "gram_over_rows" |
 //                   "relative_mean_diagonal"}
@@ -28,11 +34,12 @@
 //   files           {"mapper.safetensors": {"bytes": integer, "chunk_bytes": 8388608, "chunks":
 //                   [SHA-256 of each chunk, lower-case hex], "sha256": tree root}}; the root is the
 //                   SHA-256 over the concatenated raw chunk digests (crypto/sha256.h)
-// Unknown or missing keys are refused. The artifact's digest is the SHA-256 over the manifest's
-// canonical JSON (base::CanonicalJson), so lists, specs and weights are bound by one number. The
-// weights' __metadata__ binds the other way: format "kvbridge-mapper", schema "1" and
-// manifest_sha256, the SHA-256 over the canonical manifest without `files`. Neither file can be
-// changed alone.
+// Unknown or missing keys are refused: that is how versions from before `cross_sources` and
+// `hidden` answer a manifest that has them, while one without is the same bytes to all. The
+// artifact's digest is the SHA-256 over the manifest's canonical JSON (base::CanonicalJson), so
+// lists, specs and weights are bound by one number. The weights' __metadata__ binds the other way:
+// format "kvbridge-mapper", schema "1" and manifest_sha256, the SHA-256 over the canonical manifest
+// without `files`. Neither file can be changed alone.
 #pragma once
 
 #include <cstdint>
@@ -82,6 +89,7 @@ struct LayerLists {
   std::vector<int32_t> sources;
   std::vector<int32_t> cross_sources;
   std::vector<int32_t> head_source;
+  std::vector<int32_t> hidden;  // widths
 };
 
 struct LayerEntry {
@@ -131,8 +139,7 @@ struct Manifest {
 base::Json ManifestToJson(const Manifest& manifest);
 // What the weights' __metadata__ must say.
 absl::StatusOr<std::map<std::string, std::string>> WeightsMetadata(const Manifest& manifest);
-// INVALID_ARGUMENT names the path, what was expected and what came; UNIMPLEMENTED for support
-// "mlp".
+// INVALID_ARGUMENT names the path, what was expected and what came.
 absl::StatusOr<Manifest> ManifestFromJson(const base::Json& json);
 
 }  // namespace kvbridge::artifact

@@ -34,6 +34,9 @@ absl::Status CheckExpressible(const mapper::Mapper& mapper) {
   for (size_t l = 0; l < mapper.keys.size(); ++l) {
     const mapper::LayerMap& key = mapper.keys[l];
     const mapper::LayerMap& value = mapper.values[l];
+    if (!key.hidden.empty() || !value.hidden.empty()) {
+      return CannotExpress(absl::StrCat("the network of layer ", l));
+    }
     if (key.support != mapper::Support::kFull || value.support != mapper::Support::kFull) {
       return CannotExpress(absl::StrCat("the head-local map of layer ", l));
     }

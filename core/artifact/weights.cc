@@ -44,24 +44,55 @@ class TensorTable {
   std::set<std::string> taken_;
 };
 
-absl::StatusOr<mapper::LayerMap> TakeLayer(TensorTable* table, const Manifest& manifest,
-                                           const LayerLists& lists, absl::string_view component,
-                                           int layer, StDType dtype) {
+// Takes the tensors of one type that a manifest promises.
+class Promised {
+ public:
+  Promised(TensorTable* table, StDType dtype) : table_(table), dtype_(dtype) {}
+
+  tensor::DType dtype() const { return TensorDType(dtype_); }
+
+  absl::Status Take(const std::string& name, std::vector<int64_t> shape, mapper::TensorRef* out) {
+    KVB_ASSIGN_OR_RETURN(const StTensor* tensor, table_->Take(name, dtype_, shape));
+    *out = {TensorDType(dtype_), std::move(shape), tensor->data};
+    return absl::OkStatus();
+  }
+
+ private:
+  TensorTable* const table_;
+  const StDType dtype_;
+};
+
+absl::StatusOr<mapper::LayerMap> TakeLayer(Promised promised, const Manifest& manifest,
+                                           const LayerLists& lists, const std::string& component,
+                                           int layer) {
+  const model::KvGeometry& source = manifest.source.geometry;
   const model::KvGeometry& target = manifest.target.geometry;
   mapper::LayerMap map{.support = lists.support,
                        .sources = lists.sources,
                        .cross_sources = lists.cross_sources,
                        .head_source = lists.head_source};
-  const std::vector<int64_t> weight_shape = {
-      target.kv_heads, map.features(manifest.source.geometry), target.head_dim};
-  const std::vector<int64_t> bias_shape = {target.kv_heads, target.head_dim};
-  KVB_ASSIGN_OR_RETURN(
-      const StTensor* weight,
-      table->Take(absl::StrCat(component, "_weight.", layer), dtype, weight_shape));
-  KVB_ASSIGN_OR_RETURN(const StTensor* bias,
-                       table->Take(absl::StrCat(component, "_bias.", layer), dtype, bias_shape));
-  map.weight = {TensorDType(dtype), weight->shape, weight->data};
-  map.bias = {TensorDType(dtype), bias->shape, bias->data};
+  map.weight.dtype = promised.dtype();
+  map.weight.shape = {target.kv_heads, map.features(source), target.head_dim};
+  if (map.features(source) > 0) {
+    KVB_RETURN_IF_ERROR(
+        promised.Take(absl::StrCat(component, "_weight.", layer), map.weight.shape, &map.weight));
+  }
+  KVB_RETURN_IF_ERROR(promised.Take(absl::StrCat(component, "_bias.", layer),
+                                    {target.kv_heads, target.head_dim}, &map.bias));
+  int64_t inputs = map.inputs(source);
+  for (const int32_t width : lists.hidden) {
+    const std::string at = absl::StrCat(layer, ".", map.hidden.size());
+    mapper::HiddenLayer& hidden = map.hidden.emplace_back();
+    KVB_RETURN_IF_ERROR(
+        promised.Take(absl::StrCat(component, "_hidden.", at), {inputs, width}, &hidden.weight));
+    KVB_RETURN_IF_ERROR(
+        promised.Take(absl::StrCat(component, "_hidden_bias.", at), {width}, &hidden.bias));
+    inputs = width;
+  }
+  if (!lists.hidden.empty()) {
+    KVB_RETURN_IF_ERROR(promised.Take(absl::StrCat(component, "_out.", layer),
+                                      {target.kv_heads, inputs, target.head_dim}, &map.out));
+  }
   return map;
 }
 
@@ -83,7 +114,30 @@ StTensor RowTensor(const std::vector<float>& row) {
 }
 
 LayerLists ListsOf(const mapper::LayerMap& map) {
-  return {map.support, map.sources, map.cross_sources, map.head_source};
+  LayerLists lists{map.support, map.sources, map.cross_sources, map.head_source};
+  for (const mapper::HiddenLayer& layer : map.hidden) {
+    lists.hidden.push_back(static_cast<int32_t>(layer.width()));
+  }
+  return lists;
+}
+
+// Its tensors under the rest of their names: after "key" or "value".
+std::vector<std::pair<std::string, const mapper::TensorRef*>> TensorsOf(const mapper::LayerMap& map,
+                                                                        size_t layer) {
+  std::vector<std::pair<std::string, const mapper::TensorRef*>> tensors;
+  const auto add = [&](absl::string_view part, const std::string& at,
+                       const mapper::TensorRef& ref) {
+    tensors.emplace_back(absl::StrCat(part, at), &ref);
+  };
+  const std::string at = absl::StrCat(layer);
+  if (map.support != mapper::Support::kMlp) add("_weight.", at, map.weight);
+  add("_bias.", at, map.bias);
+  for (size_t i = 0; i < map.hidden.size(); ++i) {
+    add("_hidden.", absl::StrCat(at, ".", i), map.hidden[i].weight);
+    add("_hidden_bias.", absl::StrCat(at, ".", i), map.hidden[i].bias);
+  }
+  if (!map.hidden.empty()) add("_out.", at, map.out);
+  return tensors;
 }
 
 }  // namespace
@@ -102,13 +156,13 @@ absl::StatusOr<mapper::Mapper> AssembleMapper(const Manifest& manifest, const Sa
                         .strip_rope = manifest.strip_rope,
                         .storage = std::move(storage)};
   TensorTable table(file);
+  const Promised promised(&table, dtype);
   const int layers = static_cast<int>(manifest.layers.size());
   for (int l = 0; l < layers; ++l) {
     const LayerEntry& entry = manifest.layers[l];
-    KVB_ASSIGN_OR_RETURN(mapper::LayerMap key,
-                         TakeLayer(&table, manifest, entry.key, "key", l, dtype));
+    KVB_ASSIGN_OR_RETURN(mapper::LayerMap key, TakeLayer(promised, manifest, entry.key, "key", l));
     KVB_ASSIGN_OR_RETURN(mapper::LayerMap value,
-                         TakeLayer(&table, manifest, entry.value, "value", l, dtype));
+                         TakeLayer(promised, manifest, entry.value, "value", l));
     mapper.keys.push_back(std::move(key));
     mapper.values.push_back(std::move(value));
   }
@@ -134,10 +188,9 @@ absl::StatusOr<std::map<std::string, StTensor>> WeightTensors(const mapper::Mapp
   for (size_t l = 0; l < mapper.keys.size(); ++l) {
     for (const auto& [component, map] :
          {std::pair("key", &mapper.keys[l]), std::pair("value", &mapper.values[l])}) {
-      for (const auto& [part, ref] :
-           {std::pair("_weight.", &map->weight), std::pair("_bias.", &map->bias)}) {
+      for (const auto& [part, ref] : TensorsOf(*map, l)) {
         KVB_ASSIGN_OR_RETURN(const StDType dtype, WeightsDType(ref->dtype));
-        tensors.emplace(absl::StrCat(component, part, l), StTensor{dtype, ref->shape, ref->data});
+        tensors.emplace(absl::StrCat(component, part), StTensor{dtype, ref->shape, ref->data});
       }
     }
   }

@@ -18,7 +18,7 @@ struct Storage {
   std::shared_ptr<const void> rest;
 };
 
-// One head's block of a weight.
+// One head's block of a weight, or a hidden layer's.
 void Randomize(tensor::DType dtype, std::span<const std::byte> from, std::mt19937_64& engine,
                std::byte* to) {
   std::vector<float> block(from.size() / tensor::ByteSize(dtype));
@@ -37,15 +37,20 @@ mapper::Mapper RandomMap(const mapper::Mapper& mapper, uint64_t seed) {
   auto storage = std::make_shared<Storage>();
   storage->rest = mapper.storage;
   std::mt19937_64 engine(seed);
+  const auto randomize = [&](mapper::TensorRef& weight, int64_t blocks) {
+    const std::span<const std::byte> from = weight.data;
+    std::vector<std::byte>& to = storage->weights.emplace_back(from.size());
+    const size_t block = from.size() / static_cast<size_t>(blocks);
+    for (size_t begin = 0; begin < from.size(); begin += block) {
+      Randomize(weight.dtype, from.subspan(begin, block), engine, to.data() + begin);
+    }
+    weight.data = to;
+  };
   for (auto* layers : {&out.keys, &out.values}) {
     for (mapper::LayerMap& layer : *layers) {
-      const std::span<const std::byte> from = layer.weight.data;
-      std::vector<std::byte>& to = storage->weights.emplace_back(from.size());
-      const size_t block = from.size() / static_cast<size_t>(layer.weight.shape[0]);
-      for (size_t begin = 0; begin < from.size(); begin += block) {
-        Randomize(layer.weight.dtype, from.subspan(begin, block), engine, to.data() + begin);
-      }
-      layer.weight.data = to;
+      randomize(layer.weight, out.target.geometry.kv_heads);
+      for (mapper::HiddenLayer& hidden : layer.hidden) randomize(hidden.weight, 1);
+      if (!layer.hidden.empty()) randomize(layer.out, out.target.geometry.kv_heads);
     }
   }
   out.storage = std::move(storage);

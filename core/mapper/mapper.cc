@@ -91,9 +91,10 @@ absl::Status CheckSources(const std::string& field, const std::vector<int32_t>& 
 absl::Status CheckHeadSource(const std::string& field, const LayerMap& map,
                              const KvGeometry& source, const KvGeometry& target) {
   const auto& heads = map.head_source;
-  if (map.support == Support::kFull) {
+  if (map.support != Support::kHeadLocal) {
     return heads.empty() ? absl::OkStatus()
-                         : Mismatch(field, "none for full support", heads.size());
+                         : Mismatch(field, absl::StrCat("none for ", Name(map.support), " support"),
+                                    heads.size());
   }
   if (heads.empty()) {
     if (source.kv_heads == target.kv_heads) return absl::OkStatus();
@@ -112,6 +113,34 @@ absl::Status CheckHeadSource(const std::string& field, const LayerMap& map,
   return absl::OkStatus();
 }
 
+absl::Status CheckNetwork(const std::string& path, const LayerMap& map, const KvGeometry& source,
+                          const KvGeometry& target) {
+  const auto layers = static_cast<int64_t>(map.hidden.size());
+  if (layers > kMaxHiddenLayers || (layers == 0 && map.support == Support::kMlp)) {
+    return Mismatch(path + ".hidden",
+                    absl::StrCat(map.support == Support::kMlp ? 1 : 0, " to ", kMaxHiddenLayers,
+                                 " layers for ", Name(map.support), " support"),
+                    layers);
+  }
+  if (layers == 0) {
+    return map.out.shape.empty()
+               ? absl::OkStatus()
+               : Mismatch(path + ".out", "none without hidden layers", ShapeText(map.out.shape));
+  }
+  int64_t inputs = map.inputs(source);
+  for (int64_t i = 0; i < layers; ++i) {
+    const std::string field = absl::StrCat(path, ".hidden[", i, "]");
+    const int64_t width = map.hidden[i].width();
+    if (width < 1 || width > kMaxHiddenWidth) {
+      return Mismatch(field + ".width", absl::StrCat("1 to ", kMaxHiddenWidth), width);
+    }
+    KVB_RETURN_IF_ERROR(CheckTensor(field + ".weight", map.hidden[i].weight, {inputs, width}));
+    KVB_RETURN_IF_ERROR(CheckTensor(field + ".bias", map.hidden[i].bias, {width}));
+    inputs = width;
+  }
+  return CheckTensor(path + ".out", map.out, {target.kv_heads, inputs, target.head_dim});
+}
+
 absl::Status CheckLayers(absl::string_view name, const std::vector<LayerMap>& layers,
                          const KvGeometry& source, const KvGeometry& target) {
   KVB_RETURN_IF_ERROR(CheckCount(name, target.layers, layers.size()));
@@ -127,6 +156,7 @@ absl::Status CheckLayers(absl::string_view name, const std::vector<LayerMap>& la
     KVB_RETURN_IF_ERROR(CheckTensor(path + ".weight", map.weight,
                                     {target.kv_heads, map.features(source), target.head_dim}));
     KVB_RETURN_IF_ERROR(CheckTensor(path + ".bias", map.bias, {target.kv_heads, target.head_dim}));
+    KVB_RETURN_IF_ERROR(CheckNetwork(path, map, source, target));
   }
   return absl::OkStatus();
 }
@@ -171,6 +201,17 @@ absl::Status CheckKeyNorm(const KeyNorm& norm, const KvGeometry& target) {
   return absl::OkStatus();
 }
 
+// Weights without biases: each is one multiply-add of a token.
+int64_t Products(const LayerMap& map, const KvGeometry& source, int64_t columns) {
+  int64_t total = columns * map.features(source);
+  int64_t inputs = map.inputs(source);
+  for (const HiddenLayer& layer : map.hidden) {
+    total += inputs * layer.width();
+    inputs = layer.width();
+  }
+  return map.hidden.empty() ? total : total + inputs * columns;
+}
+
 }  // namespace
 
 absl::string_view Name(Support support) {
@@ -179,8 +220,18 @@ absl::string_view Name(Support support) {
       return "full";
     case Support::kHeadLocal:
       return "head_local";
+    case Support::kMlp:
+      return "mlp";
   }
   return "unknown";
+}
+
+std::string Describe(const LayerMap& map) {
+  const std::string widths = absl::StrJoin(
+      map.hidden, ", ",
+      [](std::string* out, const HiddenLayer& layer) { absl::StrAppend(out, layer.width()); });
+  if (widths.empty()) return std::string(Name(map.support));
+  return absl::StrCat(Name(map.support), map.support == Support::kMlp ? " " : " + ", widths);
 }
 
 std::vector<SourcePlane> LayerMap::planes(kv::Component own) const {
@@ -192,10 +243,13 @@ std::vector<SourcePlane> LayerMap::planes(kv::Component own) const {
 }
 
 int64_t Mapper::parameters() const {
-  int64_t columns = target.geometry.row();
+  const int64_t columns = target.geometry.row();
   int64_t total = 0;
   for (const auto* component : {&keys, &values}) {
-    for (const LayerMap& map : *component) total += columns * (map.features(source.geometry) + 1);
+    for (const LayerMap& map : *component) {
+      total += Products(map, source.geometry, columns) + columns;
+      for (const HiddenLayer& layer : map.hidden) total += layer.width();
+    }
   }
   return total;
 }
@@ -204,7 +258,7 @@ double Mapper::flops_per_token() const {
   double total = 0;
   for (const auto* component : {&keys, &values}) {
     for (const LayerMap& map : *component) {
-      total += 2.0 * double(target.geometry.row()) * double(map.features(source.geometry));
+      total += 2.0 * double(Products(map, source.geometry, target.geometry.row()));
     }
   }
   return total;

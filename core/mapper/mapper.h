@@ -1,12 +1,14 @@
 // A fitted map from one model's cache to another's: an immutable value. Tensors are borrowed from
 // the artifact they were read from, which `storage` keeps alive.
 //
-//   k_hat_l(t) = a_t R_t(t) renorm_l( X_K(t) W_K,l + b_K,l ),   v_hat_l(t) = X_V(t) W_V,l + b_V,l
+//   k_hat_l(t) = a_t R_t(t) renorm_l( f_K,l(t) ),   v_hat_l(t) = f_V,l(t)
+//   f(t) = X(t) W + b + relu( ... relu( Z(t) D_0 + c_0 ) ... D_n + c_n ) U
 //
 // X holds, for the layers that target layer l lists, in the order listed, the source's un-rotated
 // keys (or its values): all heads (full-head, arXiv 2608.03893) or only head a(h) (head-local,
 // arXiv 2609.00891). A map may also read the other component: source values into target keys and
-// back, which helps at equal bytes (docs/method.md).
+// back, which helps at equal bytes (docs/method.md). The network that may stand beside the linear
+// part, or alone, reads Z: all heads of the same layers, whatever the linear part reads.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +33,12 @@ struct TensorRef {
   std::span<const std::byte> data;
 };
 
-enum class Support : uint8_t { kFull, kHeadLocal };
+// What the linear part of a target head reads.
+enum class Support : uint8_t {
+  kFull,       // all source heads
+  kHeadLocal,  // one
+  kMlp,        // nothing: there is only the network
+};
 absl::string_view Name(Support support);
 
 // K or V of one source layer.
@@ -41,6 +48,16 @@ struct SourcePlane {
   friend bool operator==(const SourcePlane&, const SourcePlane&) = default;
 };
 
+// relu(x weight + bias), for x of the layer before; the first one's x is Z above.
+struct HiddenLayer {
+  TensorRef weight;  // [inputs, width]
+  TensorRef bias;    // [width]
+
+  int64_t width() const { return bias.shape.empty() ? 0 : bias.shape[0]; }
+};
+inline constexpr int64_t kMaxHiddenLayers = 8;
+inline constexpr int64_t kMaxHiddenWidth = 1 << 16;
+
 // K or V of one target layer.
 struct LayerMap {
   Support support = Support::kFull;
@@ -49,19 +66,36 @@ struct LayerMap {
   // Head-local only: source head read by each target head; empty = identity.
   std::vector<int32_t> head_source;
   // [target_heads, features, target_head_dim]; features are plane-major (planes()), then source
-  // head, then source dim: planes * (full ? source_heads : 1) * source_head_dim.
+  // head, then source dim.
   TensorRef weight;
   TensorRef bias;  // [target_heads, target_head_dim]
+  // The network; empty = linear. Its inputs are ordered as the features of full support.
+  std::vector<HiddenLayer> hidden;
+  TensorRef out;  // [target_heads, last width, target_head_dim]; without shape where linear
 
+  // Of the linear part, for each target head.
   int64_t features(const model::KvGeometry& source) const {
-    return plane_count() * (support == Support::kFull ? source.kv_heads : 1) * source.head_dim;
+    switch (support) {
+      case Support::kFull:
+        return inputs(source);
+      case Support::kHeadLocal:
+        return plane_count() * source.head_dim;
+      case Support::kMlp:
+        break;
+    }
+    return 0;
   }
+  // Of the network.
+  int64_t inputs(const model::KvGeometry& source) const { return plane_count() * source.row(); }
   int64_t plane_count() const {
     return static_cast<int64_t>(sources.size() + cross_sources.size());
   }
   // What a map of component `own` reads, in feature order: sources, then cross_sources.
   std::vector<SourcePlane> planes(kv::Component own) const;
 };
+
+// "full", "head_local + 64", "mlp 1024, 1024": the linear part and the widths of the network.
+std::string Describe(const LayerMap& map);
 
 // A regression's prediction is shorter than the truth; with k_norm the right length is known.
 struct KeyNorm {

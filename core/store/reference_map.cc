@@ -1,8 +1,10 @@
 #include "core/store/reference_map.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "core/tensor/convert.h"
 
@@ -39,7 +41,51 @@ void Rotate(const model::RopeParams& params, double position, double sign, doubl
   }
 }
 
-// Un-rotated features of the listed layers: all heads, or one.
+// Numbers, and a bound of what each was summed from: the sum of its terms' magnitudes.
+struct Sums {
+  std::vector<double> values;
+  std::vector<double> magnitudes;
+};
+
+// to += x M, where M is the rows from `first` on of a row-major matrix that is as wide as `to`.
+void AddProduct(const Sums& x, const mapper::TensorRef& matrix, int64_t first, Sums& to) {
+  const auto columns = static_cast<int64_t>(to.values.size());
+  for (size_t i = 0; i < x.values.size(); ++i) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const double weight = Element(matrix, (first + static_cast<int64_t>(i)) * columns + c);
+      to.values[c] += x.values[i] * weight;
+      to.magnitudes[c] += x.magnitudes[i] * std::abs(weight);
+    }
+  }
+}
+
+Sums Bias(const mapper::TensorRef& bias, int64_t first, int64_t count) {
+  Sums sums;
+  for (int64_t i = 0; i < count; ++i) {
+    sums.values.push_back(Element(bias, first + i));
+    sums.magnitudes.push_back(std::abs(sums.values.back()));
+  }
+  return sums;
+}
+
+Sums Exactly(std::vector<double> values) {
+  Sums sums{std::move(values), {}};
+  for (const double value : sums.values) sums.magnitudes.push_back(std::abs(value));
+  return sums;
+}
+
+// The last hidden layer of the network.
+Sums Activations(const mapper::LayerMap& map, Sums x) {
+  for (const mapper::HiddenLayer& layer : map.hidden) {
+    Sums next = Bias(layer.bias, 0, layer.width());
+    AddProduct(x, layer.weight, 0, next);
+    for (double& value : next.values) value = std::max(value, 0.0);
+    x = std::move(next);
+  }
+  return x;
+}
+
+// Un-rotated features of the listed layers: all heads (head < 0), or the one that feeds `head`.
 std::vector<double> Features(const mapper::Mapper& mapper, const mapper::LayerMap& map,
                              const kv::KvView& source, int64_t token, int64_t position,
                              kv::Component component, int32_t head) {
@@ -55,7 +101,7 @@ std::vector<double> Features(const mapper::Mapper& mapper, const mapper::LayerMa
                wide.data() + h * source.head_dim);
       }
     }
-    if (map.support == mapper::Support::kFull) {
+    if (head < 0) {
       features.insert(features.end(), wide.begin(), wide.end());
     } else {
       const int32_t from = map.head_source.empty() ? head : map.head_source[head];
@@ -92,23 +138,22 @@ ReferenceHead MapHead(const mapper::Mapper& mapper, const kv::KvView& source, in
                       int64_t position, int32_t layer, kv::Component component, int32_t head) {
   const mapper::LayerMap& map = mapper.layer(layer, component);
   const int64_t dim = mapper.target.geometry.head_dim;
-  const std::vector<double> features =
-      Features(mapper, map, source, token, position, component, head);
-  const auto count = static_cast<int64_t>(features.size());
-
-  ReferenceHead result;
-  double magnitude_squared = 0;
-  for (int64_t d = 0; d < dim; ++d) {
-    double sum = Element(map.bias, head * dim + d);
-    double magnitude = std::abs(sum);
-    for (int64_t f = 0; f < count; ++f) {
-      const double product = features[f] * Element(map.weight, (head * count + f) * dim + d);
-      sum += product;
-      magnitude += std::abs(product);
-    }
-    result.values.push_back(sum);
-    magnitude_squared += magnitude * magnitude;
+  const auto features = [&](int32_t of) {
+    return Exactly(Features(mapper, map, source, token, position, component, of));
+  };
+  Sums sums = Bias(map.bias, head * dim, dim);
+  if (map.support != mapper::Support::kMlp) {
+    const Sums x = features(map.support == mapper::Support::kFull ? -1 : head);
+    AddProduct(x, map.weight, head * static_cast<int64_t>(x.values.size()), sums);
   }
+  if (!map.hidden.empty()) {
+    const Sums x = Activations(map, features(-1));
+    AddProduct(x, map.out, head * static_cast<int64_t>(x.values.size()), sums);
+  }
+
+  ReferenceHead result{.values = std::move(sums.values)};
+  double magnitude_squared = 0;
+  for (const double magnitude : sums.magnitudes) magnitude_squared += magnitude * magnitude;
   double scale = Renormalisation(mapper.key_norm, layer, component, head, result.values);
   for (double& value : result.values) value *= scale;
   if (component == kv::Component::kKey && mapper.strip_rope) {

@@ -12,7 +12,7 @@ namespace kvbridge::store {
 
 struct ReferenceHead {
   std::vector<double> values;  // [target head_dim], keys rotated
-  double magnitude = 0;        // norm over the head of bias + sum |feature * weight|, scaled alike
+  double magnitude = 0;        // norm over the head of |bias| + sum |x| |weight|, of every layer
 };
 
 // Target layer `layer`, head `head` of token `token` of `source`, which lies at `position` and

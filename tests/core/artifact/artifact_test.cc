@@ -78,6 +78,44 @@ TEST_F(ArtifactTest, EveryKindOfMapperSurvivesSaveAndLoad) {
   }
 }
 
+TEST_F(ArtifactTest, NetworksSurviveSaveAndLoad) {
+  struct Case {
+    mapper::Support support;
+    std::vector<int32_t> hidden;
+  };
+  for (const Case& c : {Case{mapper::Support::kFull, {5}}, Case{mapper::Support::kHeadLocal, {3}},
+                        Case{mapper::Support::kMlp, {7, 4}}}) {
+    const auto mapper = SyntheticMapper({.support = c.support, .hidden = c.hidden});
+    const std::string name = mapper::Describe(mapper->keys[0]);
+    ASSERT_TRUE(Save(*mapper, name).ok());
+    const auto loaded = Load(name);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    for (int l = 0; l < 3; ++l) {
+      const mapper::LayerMap& read = loaded->mapper->values[l];
+      const mapper::LayerMap& written = mapper->values[l];
+      EXPECT_EQ(mapper::Describe(read), name);
+      EXPECT_EQ(read.weight.shape, written.weight.shape);
+      ExpectSameTensor(read.out, written.out);
+      ASSERT_EQ(read.hidden.size(), c.hidden.size());
+      for (size_t i = 0; i < c.hidden.size(); ++i) {
+        ExpectSameTensor(read.hidden[i].weight, written.hidden[i].weight);
+        ExpectSameTensor(read.hidden[i].bias, written.hidden[i].bias);
+      }
+    }
+  }
+}
+
+// A width that the file does not back is found before anything is made of it.
+TEST_F(ArtifactTest, ANetworkIsWhatTheManifestSays) {
+  const auto mapper = SyntheticMapper({.hidden = {5}});
+  mapper->keys[1].hidden[0].bias.shape = {4};
+  const absl::Status status = Save(*mapper).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("keys[1].hidden[0].weight.shape: expected [32, 4], got [32, 5]"),
+            absl::string_view::npos)
+      << status;
+}
+
 // P10: two saves of one mapper differed in bytes.
 TEST_F(ArtifactTest, TheSameMapperGivesTheSameBytes) {
   EXPECT_EQ(Save(*SyntheticMapper(), "a").value(), Save(*SyntheticMapper(), "b").value());

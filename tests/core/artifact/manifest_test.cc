@@ -55,6 +55,18 @@ TEST(ManifestTest, IsReadBackByteForByte) {
   EXPECT_EQ(read.provenance.verdict(), Verdict::kPass);
 }
 
+TEST(ManifestTest, ANetworkIsListedByItsWidthsAndALinearMapNotAtAll) {
+  EXPECT_FALSE(ManifestToJson(Example())["layers"][0]["key"].contains("hidden"));
+  const auto mapper = SyntheticMapper({.support = mapper::Support::kMlp, .hidden = {6, 3}});
+  Manifest manifest = Example();
+  manifest.layers = ManifestOf(*mapper, {}).layers;
+  const Json json = ManifestToJson(manifest);
+  EXPECT_EQ(json["layers"][2]["value"]["support"], "mlp");
+  EXPECT_EQ(json["layers"][2]["value"]["hidden"], Json({6, 3}));
+  EXPECT_EQ(base::CanonicalJson(ManifestToJson(ManifestFromJson(json).value())),
+            base::CanonicalJson(json));
+}
+
 TEST(ManifestTest, WithoutEvidenceTheVerdictIsUnproven) {
   Json json = ManifestToJson(Example());
   json["evidence"] = nullptr;
@@ -93,8 +105,19 @@ TEST(ManifestTest, EveryDamageIsNamed) {
        invalid, "layers[0].key.cross_sources"},
       {"float index", [](Json& j) { j["layers"][0]["key"]["sources"] = {0.0}; }, invalid,
        "layers[0].key.sources"},
-      {"mlp", [](Json& j) { j["layers"][1]["key"]["support"] = "mlp"; },
-       absl::StatusCode::kUnimplemented, "layers[1].key.support"},
+      {"support", [](Json& j) { j["layers"][1]["key"]["support"] = "cnn"; }, invalid,
+       "layers[1].key.support"},
+      {"mlp without widths", [](Json& j) { j["layers"][1]["key"]["support"] = "mlp"; }, invalid,
+       "layers[1].key.hidden"},
+      {"no widths", [](Json& j) { j["layers"][1]["key"]["hidden"] = Json::array(); }, invalid,
+       "layers[1].key.hidden: expected 1 to 8 widths, got 0"},
+      {"nine hidden layers",
+       [](Json& j) { j["layers"][1]["key"]["hidden"] = std::vector<int>(9, 1); }, invalid,
+       "layers[1].key.hidden: expected 1 to 8 widths, got 9"},
+      {"width 0", [](Json& j) { j["layers"][0]["key"]["hidden"] = {0}; }, invalid,
+       "layers[0].key.hidden"},
+      {"width too large", [](Json& j) { j["layers"][0]["key"]["hidden"] = {65537}; }, invalid,
+       "layers[0].key.hidden"},
       {"negative lambda", [](Json& j) { j["fit"]["lambda"] = -1; }, invalid, "fit.lambda"},
       {"convention", [](Json& j) { j["fit"]["lambda_convention"] = "raw"; }, invalid,
        "lambda_convention"},

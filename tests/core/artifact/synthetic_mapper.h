@@ -17,6 +17,7 @@ struct SyntheticOptions {
   tensor::DType dtype = tensor::DType::kF32;
   mapper::KeyNorm::Kind key_norm = mapper::KeyNorm::Kind::kNone;
   uint32_t seed = 1;
+  std::vector<int32_t> hidden = {};  // widths of the network
 };
 
 inline model::ModelSpec SyntheticSpec(const char* id, int32_t layers, double theta) {
@@ -30,7 +31,7 @@ inline model::ModelSpec SyntheticSpec(const char* id, int32_t layers, double the
 
 inline std::shared_ptr<mapper::Mapper> SyntheticMapper(const SyntheticOptions& options = {}) {
   auto storage = std::make_shared<std::vector<std::vector<std::byte>>>();
-  storage->reserve(64);
+  storage->reserve(128);
   std::mt19937 random(options.seed);
   const auto fill = [&](std::vector<int64_t> shape) {
     int64_t elements = 1;
@@ -51,6 +52,12 @@ inline std::shared_ptr<mapper::Mapper> SyntheticMapper(const SyntheticOptions& o
       if (options.cross && l > 0) map.cross_sources = {l % 2};
       map.weight = fill({2, map.features(mapper->source.geometry), 8});
       map.bias = fill({2, 8});
+      int64_t inputs = map.inputs(mapper->source.geometry);
+      for (const int32_t width : options.hidden) {
+        map.hidden.push_back({.weight = fill({inputs, width}), .bias = fill({width})});
+        inputs = width;
+      }
+      if (!options.hidden.empty()) map.out = fill({2, inputs, 8});
       maps->push_back(std::move(map));
     }
   }

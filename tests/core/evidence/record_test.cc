@@ -121,6 +121,18 @@ TEST(RandomMapTest, KeepsEachHeadsNormAndNothingElseOfTheWeights) {
   EXPECT_TRUE(mapper::Validate(random).ok());
 }
 
+TEST(RandomMapTest, NetworksAreRandomToo) {
+  const auto mapper = artifact::SyntheticMapper({.support = mapper::Support::kMlp, .hidden = {4}});
+  const mapper::Mapper random = RandomMap(*mapper, 1);
+  EXPECT_TRUE(mapper::Validate(random).ok());
+  for (const auto part : {&mapper::LayerMap::weight, &mapper::LayerMap::out}) {
+    EXPECT_EQ((random.keys[0].*part).shape, (mapper->keys[0].*part).shape);
+  }
+  EXPECT_NE(random.keys[0].out.data.data(), mapper->keys[0].out.data.data());
+  EXPECT_NE(random.keys[0].hidden[0].weight.data.data(),
+            mapper->keys[0].hidden[0].weight.data.data());
+}
+
 TEST(RandomMapTest, TheSeedDecides) {
   const auto mapper = artifact::SyntheticMapper();
   const auto bytes = [&](uint64_t seed) {

@@ -50,6 +50,34 @@ TEST(MapperTest, AcceptsWhatAgrees) {
   EXPECT_TRUE(Validate(Small(Support::kHeadLocal)).ok());
 }
 
+Mapper WithNetwork(Support support, const std::vector<int64_t>& widths) {
+  Mapper mapper = Small(support);
+  for (auto* component : {&mapper.keys, &mapper.values}) {
+    for (LayerMap& map : *component) {
+      int64_t inputs = map.inputs(mapper.source.geometry);
+      for (const int64_t width : widths) {
+        map.hidden.push_back({Tensor({inputs, width}), Tensor({width})});
+        inputs = width;
+      }
+      map.out = Tensor({2, inputs, 4});
+    }
+  }
+  return mapper;
+}
+
+TEST(MapperTest, ANetworkStandsBesideALinearPartOrAlone) {
+  const Mapper beside = WithNetwork(Support::kHeadLocal, {6});
+  EXPECT_TRUE(Validate(beside).ok());
+  EXPECT_EQ(Describe(beside.keys[0]), "head_local + 6");
+  // Head-local reads 2 layers of one head of 4; the network 2 layers of 2 heads of 4.
+  EXPECT_EQ(beside.parameters(), 6 * (8 * (8 + 1) + 16 * 6 + 6 + 6 * 8));
+  EXPECT_EQ(beside.flops_per_token(), 6 * 2 * (8 * 8 + 16 * 6 + 6 * 8));
+  const Mapper alone = WithNetwork(Support::kMlp, {6, 5});
+  EXPECT_TRUE(Validate(alone).ok());
+  EXPECT_EQ(Describe(alone.values[2]), "mlp 6, 5");
+  EXPECT_EQ(alone.parameters(), 6 * (8 + 16 * 6 + 6 + 6 * 5 + 5 + 5 * 8));
+}
+
 struct Case {
   std::string name;
   std::function<void(Mapper&)> spoil;
@@ -108,6 +136,41 @@ INSTANTIATE_TEST_SUITE_P(
            m.keys[0].head_source = {0, 1};
          },
          "keys[0].head_source: expected none for full support, got 2"},
+        {"mlp_without_network",
+         [](Mapper& m) {
+           m = WithNetwork(Support::kMlp, {6});
+           m.keys[1].hidden.clear();
+         },
+         "keys[1].hidden: expected 1 to 8 layers for mlp support, got 0"},
+        {"mlp_with_heads",
+         [](Mapper& m) {
+           m = WithNetwork(Support::kMlp, {6});
+           m.keys[1].head_source = {0, 1};
+         },
+         "keys[1].head_source: expected none for mlp support, got 2"},
+        {"out_without_network",
+         [](Mapper& m) {
+           m.keys[1].out = Tensor({2, 6, 4});
+         },
+         "keys[1].out: expected none without hidden layers, got [2, 6, 4]"},
+        {"hidden_inputs",
+         [](Mapper& m) {
+           m = WithNetwork(Support::kFull, {6, 5});
+           m.values[0].hidden[1].weight = Tensor({7, 5});
+         },
+         "values[0].hidden[1].weight.shape: expected [6, 5], got [7, 5]"},
+        {"hidden_width",
+         [](Mapper& m) {
+           m = WithNetwork(Support::kFull, {6});
+           m.values[0].hidden[0].bias = Tensor({0});
+         },
+         "values[0].hidden[0].width: expected 1 to 65536, got 0"},
+        {"out_shape",
+         [](Mapper& m) {
+           m = WithNetwork(Support::kFull, {6});
+           m.values[0].out = Tensor({2, 5, 4});
+         },
+         "values[0].out.shape: expected [2, 6, 4], got [2, 5, 4]"},
         {"weight_dtype", [](Mapper& m) { m.keys[0].weight.dtype = DType::kF16; },
          "keys[0].weight.dtype: expected bf16 or f32, got f16"},
         {"weight_shape",
