@@ -70,6 +70,15 @@ struct FinishArgs {
   float dst_scale;
 };
 
+// One block of hidden activations, from a block of C to a step of A: relu(c + bias), where NaN
+// stays NaN, and what is infinite becomes infinite or NaN.
+struct ReluArgs {
+  const float* c;
+  const float* bias;  // [32]
+  char* a;
+  bool bf16;  // false: float
+};
+
 inline constexpr int32_t kMaxHeadDim = 1024;
 
 // Tokens follow each other line by line within a step: lines of the eighth next token are fetched
@@ -106,6 +115,7 @@ struct KernelSet {
   void (*finish)(const FinishArgs& args, RowStats& stats);
   void (*pack_bf16)(const PackArgs& args);
   void (*lay_bf16)(const LayArgs& args);
+  void (*relu)(const ReluArgs& args);
 };
 
 extern const KernelSet kPortableKernels;
@@ -118,5 +128,6 @@ void Avx512GemmF32(const GemmArgs& args);
 void Avx512Finish(const FinishArgs& args, RowStats& stats);
 void Avx512PackBf16(const PackArgs& args);
 void Avx512LayBf16(const LayArgs& args);
+void Avx512Relu(const ReluArgs& args);
 
 }  // namespace kvbridge::device::cpu

@@ -73,7 +73,8 @@ void Gemm(const GemmArgs& g) {
 
 }  // namespace
 
-const KernelSet kAmxKernels = {"cpu-amx",     Enter,        Leave,          Gemm,
-                               Avx512GemmF32, Avx512Finish, Avx512PackBf16, Avx512LayBf16};
+const KernelSet kAmxKernels = {"cpu-amx",      Enter,         Leave,
+                               Gemm,           Avx512GemmF32, Avx512Finish,
+                               Avx512PackBf16, Avx512LayBf16, Avx512Relu};
 
 }  // namespace kvbridge::device::cpu

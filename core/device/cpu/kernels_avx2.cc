@@ -13,7 +13,7 @@ namespace {
 void Nothing() {}
 }  // namespace
 
-const KernelSet kAvx2Kernels = {"cpu-avx2", Nothing, Nothing,  GemmBf16,
-                                GemmF32,    Finish,  PackBf16, LayBf16};
+const KernelSet kAvx2Kernels = {"cpu-avx2", Nothing,  Nothing, GemmBf16, GemmF32,
+                                Finish,     PackBf16, LayBf16, Relu};
 
 }  // namespace kvbridge::device::cpu

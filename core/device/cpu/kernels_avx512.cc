@@ -45,8 +45,9 @@ void Avx512GemmF32(const GemmArgs& args) { GemmF32(args); }
 void Avx512Finish(const FinishArgs& args, RowStats& stats) { Finish(args, stats); }
 void Avx512PackBf16(const PackArgs& args) { PackBf16(args); }
 void Avx512LayBf16(const LayArgs& args) { LayBf16(args); }
+void Avx512Relu(const ReluArgs& args) { Relu(args); }
 
-const KernelSet kAvx512Kernels = {"cpu-avx512bf16", Nothing, Nothing,  DotBf16,
-                                  GemmF32,          Finish,  PackBf16, LayBf16};
+const KernelSet kAvx512Kernels = {"cpu-avx512bf16", Nothing,  Nothing, DotBf16, GemmF32,
+                                  Finish,           PackBf16, LayBf16, Relu};
 
 }  // namespace kvbridge::device::cpu

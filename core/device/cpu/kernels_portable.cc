@@ -10,7 +10,7 @@ namespace {
 void Nothing() {}
 }  // namespace
 
-const KernelSet kPortableKernels = {"cpu-portable", Nothing, Nothing,  GemmBf16,
-                                    GemmF32,        Finish,  PackBf16, LayBf16};
+const KernelSet kPortableKernels = {"cpu-portable", Nothing,  Nothing, GemmBf16, GemmF32,
+                                    Finish,         PackBf16, LayBf16, Relu};
 
 }  // namespace kvbridge::device::cpu

@@ -11,6 +11,8 @@
 
 #include "core/base/mutex.h"
 #include "core/base/status_macros.h"
+#include "core/device/cpu/network.h"
+#include "core/device/cpu/product.h"
 #include "core/tensor/convert.h"
 
 namespace kvbridge::device::cpu {
@@ -19,9 +21,6 @@ namespace {
 using kv::Component;
 using mapper::Support;
 
-// Features multiplied between two visits to a block of results: 16 KiB of A stay in the first-level
-// cache while 8 column blocks pass by.
-constexpr int32_t kRoundSteps = 8;
 // Head-local products are small: a unit takes as many layers as make about a millisecond on AMX.
 constexpr double kUnitFlops = 1e9;
 // How much one unit covers at most: its results, 512 tokens by 256 columns of float, fill a quarter
@@ -34,9 +33,18 @@ int32_t UnitHeads(const Blocking& blocking) {
   return std::clamp(kUnitColumns / blocking.head_columns, 1, blocking.target_heads);
 }
 
-int64_t ScratchFloats(const Blocking& blocking, int32_t blocks) {
+// Of one worker's results.
+int64_t ResultFloats(const Blocking& blocking, int32_t blocks) {
   return int64_t{std::min(blocks, kUnitBlocks)} * UnitHeads(blocking) * blocking.head_columns *
          kBlockElements;
+}
+
+// With the activations of a network.
+int64_t ScratchFloats(const ResidentWeights& resident, int32_t blocks) {
+  const Blocking& blocking = resident.blocking();
+  return ResultFloats(blocking, blocks) + int64_t{std::min(blocks, kUnitBlocks)} *
+                                              resident.network_columns() * blocking.step_bytes() /
+                                              static_cast<int64_t>(sizeof(float));
 }
 
 // Some target heads of some layers, for up to kUnitBlocks blocks of tokens.
@@ -132,9 +140,10 @@ class Run {
       : resident_(resident),
         blocking_(resident.blocking()),
         kernels_(kernels),
-        gemm_(resident.precision() == Precision::kBf16 ? kernels.gemm_bf16 : kernels.gemm_f32),
+        gemm_{resident.precision() == Precision::kBf16 ? kernels.gemm_bf16 : kernels.gemm_f32,
+              resident.blocking().step_bytes()},
         blocks_(std::move(blocks)) {
-    const int64_t floats = ScratchFloats(blocking_, static_cast<int32_t>(blocks_.size()));
+    const int64_t floats = ScratchFloats(resident, static_cast<int32_t>(blocks_.size()));
     for (int32_t lane = lanes; lane-- > 0;) free_.push_back(scratch + lane * floats);
   }
 
@@ -142,29 +151,30 @@ class Run {
   void Do(const Unit& unit);
 
  private:
-  // One layer's share of a unit, and where its numbers are.
-  struct Product {
+  // Heads of one layer that are multiplied together, and where their numbers are.
+  struct Share {
     const ResidentLayer& layer;
-    const std::vector<Segment>& segments;
     int32_t layer_index;
     Component component;
     int32_t head_begin, head_end;
     std::span<const Block> blocks;
-    float* c;  // [blocks][columns] blocks
+    const std::byte* active;  // [blocks] activations of the network; null: there is none
+    float* c;                 // [blocks][columns] blocks
     int32_t columns;
   };
   using UnitStats = std::array<RowStats, kUnitBlocks>;  // of each block
 
-  void PlanLayer(kv::LayerRange layers, Component c, int32_t head_step,
+  void PlanLayer(kv::LayerRange layers, Component c, int32_t head_step, int32_t block_step,
                  std::vector<Unit>& units) const;
-  bool Multiply(const Product& product, UnitStats& stats);
-  void MultiplyBlock(const Product& product, int32_t index, int32_t first, int32_t count);
-  void FinishBlock(const Product& product, int32_t index, RowStats& stats);
+  bool DoLayer(const Unit& unit, int32_t layer, std::span<const Block> blocks, float* scratch,
+               UnitStats& stats) const;
+  bool DoShare(const Share& share, const Wanted& wanted, UnitStats& stats) const;
+  void FinishBlock(const Share& share, int32_t index, const float* c, RowStats& stats) const;
 
   const ResidentWeights& resident_;
   const Blocking& blocking_;
   const KernelSet& kernels_;
-  void (*const gemm_)(const GemmArgs&);
+  const Gemm gemm_;
   const std::vector<Block> blocks_;
 
   base::Mutex mutex_;
@@ -184,41 +194,49 @@ bool PollAll(std::span<const Block> blocks) {
   return any;
 }
 
-void Run::PlanLayer(kv::LayerRange layers, Component c, int32_t head_step,
+void Run::PlanLayer(kv::LayerRange layers, Component c, int32_t head_step, int32_t block_step,
                     std::vector<Unit>& units) const {
   const auto blocks = static_cast<int32_t>(blocks_.size());
   for (int32_t h = 0; h < blocking_.target_heads; h += head_step) {
-    for (int32_t b = 0; b < blocks; b += kUnitBlocks) {
+    for (int32_t b = 0; b < blocks; b += block_step) {
       units.push_back({.component = c,
                        .layers = layers,
                        .head_begin = h,
                        .head_end = std::min(h + head_step, blocking_.target_heads),
                        .block_begin = b,
-                       .block_end = std::min(b + kUnitBlocks, blocks)});
+                       .block_end = std::min(b + block_step, blocks)});
     }
   }
 }
 
 std::vector<Unit> Run::Plan(kv::LayerRange layers, int32_t workers) const {
+  const auto blocks = static_cast<int32_t>(blocks_.size());
+  const auto is_head_local = [&](const ResidentLayer& layer) {
+    return layer.support == Support::kHeadLocal && layer.network.layers.empty();
+  };
   std::vector<Unit> units;
   for (Component c : kv::kComponents) {
     for (int32_t l = layers.begin; l < layers.end;) {
       const ResidentLayer& layer = resident_.layer(l, c);
-      if (layer.support == Support::kFull) {
-        PlanLayer({l, l + 1}, c, UnitHeads(blocking_), units);
+      if (!layer.network.layers.empty()) {
+        // All heads read the same activations: units are parts of the tokens instead.
+        PlanLayer({l, l + 1}, c, blocking_.target_heads,
+                  std::clamp(layers.size() * blocks / workers, 1, kUnitBlocks), units);
         ++l;
         continue;
       }
-      const double tokens = double{kBlock} * std::min<double>(blocks_.size(), kUnitBlocks);
+      if (layer.support == Support::kFull) {
+        PlanLayer({l, l + 1}, c, UnitHeads(blocking_), kUnitBlocks, units);
+        ++l;
+        continue;
+      }
+      const double tokens = double{kBlock} * std::min(blocks, kUnitBlocks);
       const double flops = 2 * tokens * layer.steps(blocking_) * kBlock * blocking_.padded_dim();
       const int32_t spread = std::max(1, layers.size() * blocking_.target_heads / (2 * workers));
       const int32_t most = std::clamp(static_cast<int32_t>(kUnitFlops / flops), 1, spread);
       int32_t end = l + 1;
-      while (end < layers.end && end - l < most &&
-             resident_.layer(end, c).support == Support::kHeadLocal) {
-        ++end;
-      }
-      PlanLayer({l, end}, c, 1, units);
+      while (end < layers.end && end - l < most && is_head_local(resident_.layer(end, c))) ++end;
+      PlanLayer({l, end}, c, 1, kUnitBlocks, units);
       l = end;
     }
   }
@@ -238,17 +256,7 @@ void Run::Do(const Unit& unit) {
   UnitStats stats{};
   kernels_.enter();
   for (int32_t l = unit.layers.begin; l < unit.layers.end; ++l) {
-    const ResidentLayer& layer = resident_.layer(l, unit.component);
-    const Product product = {.layer = layer,
-                             .segments = layer.SegmentsOf(unit.head_begin),
-                             .layer_index = l,
-                             .component = unit.component,
-                             .head_begin = unit.head_begin,
-                             .head_end = unit.head_end,
-                             .blocks = blocks,
-                             .c = scratch,
-                             .columns = (unit.head_end - unit.head_begin) * blocking_.head_columns};
-    if (!Multiply(product, stats)) break;
+    if (!DoLayer(unit, l, blocks, scratch, stats)) break;
   }
   kernels_.leave();
   _mm_sfence();
@@ -257,91 +265,125 @@ void Run::Do(const Unit& unit) {
   for (size_t i = 0; i < blocks.size(); ++i) Add(stats[i], blocks[i].part->stats);
 }
 
-// Rounds of a few segments over all blocks; the last round finishes each block. False: no part
-// wants to go on.
-bool Run::Multiply(const Product& product, UnitStats& stats) {
-  const auto total = static_cast<int32_t>(product.segments.size());
-  const int32_t round = std::max(1, kRoundSteps / blocking_.head_steps);
-  for (int32_t first = 0; first < total; first += round) {
-    if (!PollAll(product.blocks)) return false;
-    const int32_t count = std::min(round, total - first);
-    for (int32_t i = 0; i < static_cast<int32_t>(product.blocks.size()); ++i) {
-      if (product.blocks[i].part->stopped.load(std::memory_order_relaxed)) continue;
-      MultiplyBlock(product, i, first, count);
-      if (first + count == total) FinishBlock(product, i, stats[i]);
-    }
+// False: no part wants to go on.
+bool Run::DoLayer(const Unit& unit, int32_t layer_index, std::span<const Block> blocks,
+                  float* scratch, UnitStats& stats) const {
+  const ResidentLayer& layer = resident_.layer(layer_index, unit.component);
+  const auto any = [&] { return PollAll(blocks); };
+  const auto this_one = [&](int32_t index) {
+    return !blocks[index].part->stopped.load(std::memory_order_relaxed);
+  };
+  const Wanted wanted = {any, this_one};
+  const int32_t heads = UnitHeads(blocking_);
+  const std::byte* active = nullptr;
+  if (!layer.network.layers.empty()) {
+    const auto feature = [&](int32_t segment, int32_t index) {
+      return blocks[index].part->tile.Block(layer.segments[segment], blocks[index].index);
+    };
+    float* activations = scratch + ResultFloats(blocking_, static_cast<int32_t>(blocks_.size()));
+    active = Activate(layer.network,
+                      {.a = feature,
+                       .segments = static_cast<int32_t>(layer.segments.size()),
+                       .steps = blocking_.head_steps,
+                       .block_bytes = blocking_.segment_bytes(),
+                       .weights = nullptr},
+                      static_cast<int32_t>(blocks.size()),
+                      {.c = scratch,
+                       .columns = heads * blocking_.head_columns,
+                       .activations = reinterpret_cast<std::byte*>(activations)},
+                      kernels_, gemm_, wanted);
+    if (active == nullptr) return false;
+  }
+  const int32_t step = layer.support == Support::kHeadLocal ? 1 : heads;
+  for (int32_t h = unit.head_begin; h < unit.head_end; h += step) {
+    const int32_t end = std::min(h + step, unit.head_end);
+    const Share share = {.layer = layer,
+                         .layer_index = layer_index,
+                         .component = unit.component,
+                         .head_begin = h,
+                         .head_end = end,
+                         .blocks = blocks,
+                         .active = active,
+                         .c = scratch,
+                         .columns = (end - h) * blocking_.head_columns};
+    if (!DoShare(share, wanted, stats)) return false;
   }
   return true;
 }
 
-void Run::MultiplyBlock(const Product& product, int32_t index, int32_t first, int32_t count) {
-  const Block& block = product.blocks[index];
-  std::array<const void*, kRoundSteps> a;
-  for (int32_t s = 0; s < count; ++s) {
-    a[s] = block.part->tile.Block(product.segments[first + s], block.index);
+// The linear part and the network's, one after the other into the same sums.
+bool Run::DoShare(const Share& share, const Wanted& wanted, UnitStats& stats) const {
+  const std::span<const Segment> segments = share.layer.SegmentsOf(share.head_begin);
+  const auto feature = [&](int32_t segment, int32_t index) {
+    const Block& block = share.blocks[index];
+    return block.part->tile.Block(segments[segment], block.index);
+  };
+  const ResidentNetwork& network = share.layer.network;
+  const int32_t width = share.active == nullptr ? 0 : network.layers.back().columns;
+  const int64_t width_bytes = width * blocking_.step_bytes();
+  const auto activation = [&](int32_t segment, int32_t index) {
+    return share.active + index * width_bytes + segment * blocking_.step_bytes();
+  };
+  const int64_t first_column = int64_t{share.head_begin} * blocking_.head_columns;
+  const int64_t column_bytes = share.layer.steps(blocking_) * blocking_.step_bytes();
+  Product product = {.factors = {},
+                     .blocks = static_cast<int32_t>(share.blocks.size()),
+                     .columns = share.columns,
+                     .c = share.c};
+  if (!segments.empty()) {
+    product.factors.push_back({.a = feature,
+                               .segments = static_cast<int32_t>(segments.size()),
+                               .steps = blocking_.head_steps,
+                               .block_bytes = blocking_.segment_bytes(),
+                               .weights = share.layer.weights + first_column * column_bytes});
   }
-  const int64_t segment_bytes = blocking_.segment_bytes();
-  const int64_t column_bytes = product.layer.steps(blocking_) * blocking_.step_bytes();
-  const int64_t round_bytes = count * segment_bytes;
-  const auto blocks = static_cast<int32_t>(product.blocks.size());
-  constexpr int32_t kLine = 64;
-  const auto step_lines = static_cast<int32_t>(blocking_.step_bytes() / kLine);
-  GemmArgs args = {.a = a.data(),
-                   .segments = count,
-                   .steps = blocking_.head_steps,
-                   .accumulate = first > 0,
-                   .lines_b = CeilDiv(step_lines, blocks),
-                   .lines_a = CeilDiv(step_lines, product.columns)};
-  const std::byte* b = product.layer.weights +
-                       product.head_begin * blocking_.head_columns * column_bytes +
-                       first * segment_bytes;
-  for (int32_t column = 0; column < product.columns; ++column, b += column_bytes) {
-    args.b = b;
-    args.c = product.c + (int64_t{index} * product.columns + column) * kBlockElements;
-    // The next round's weights, spread over the blocks, and the next block's features, over the
-    // columns.
-    args.prefetch_b =
-        reinterpret_cast<const char*>(b) + round_bytes + index * (round_bytes / blocks);
-    args.prefetch_a = segment_bytes + column * args.lines_a * kLine;
-    gemm_(args);
+  if (width > 0) {
+    product.factors.push_back({.a = activation,
+                               .segments = width,
+                               .steps = 1,
+                               .block_bytes = width_bytes,
+                               .weights = network.out + first_column * width_bytes});
   }
+  return Multiply(product, gemm_, wanted, [&](int32_t index, const float* c) {
+    FinishBlock(share, index, c, stats[index]);
+  });
 }
 
-void Run::FinishBlock(const Product& product, int32_t index, RowStats& stats) {
+void Run::FinishBlock(const Share& share, int32_t index, const float* c, RowStats& stats) const {
   const mapper::KeyNorm& norm = resident_.mapper().key_norm;
-  const bool key = product.component == Component::kKey;
-  const Part& part = *product.blocks[index].part;
+  const bool key = share.component == Component::kKey;
+  const Part& part = *share.blocks[index].part;
   const kv::KvView& target = part.target;
-  const int64_t first = int64_t{product.blocks[index].index} * kBlock;
+  const int64_t first = int64_t{share.blocks[index].index} * kBlock;
   const auto rows = static_cast<int32_t>(std::min<int64_t>(kBlock, part.tile.tokens() - first));
-  const int32_t rotation = key ? resident_.target_rotation(product.layer_index) : -1;
-  const kv::Plane& plane = target.plane(product.layer_index, product.component);
+  const int32_t rotation = key ? resident_.target_rotation(share.layer_index) : -1;
+  const kv::Plane& plane = target.plane(share.layer_index, share.component);
   std::array<rope::RopeRow, kBlock> rope;
   std::array<void*, kBlock> dst;
   for (int32_t r = 0; r < rows; ++r) {
     if (rotation >= 0) rope[r] = part.tile.Rotation(rotation, first + r);
-    dst[r] = target.Row(product.layer_index, product.component, part.target_begin + first + r) +
-             product.head_begin * plane.head_stride;
+    dst[r] = target.Row(share.layer_index, share.component, part.target_begin + first + r) +
+             share.head_begin * plane.head_stride;
   }
-  FinishArgs args = {.c = product.c + int64_t{index} * product.columns * kBlockElements,
+  FinishArgs args = {.c = c,
                      .rows = rows,
                      .head_dim = resident_.mapper().target.geometry.head_dim,
                      .padded_dim = blocking_.padded_dim(),
-                     .bias = product.layer.bias + product.head_begin * blocking_.padded_dim(),
-                     .inv_gamma = product.layer.inv_gamma,
-                     .inv_count = product.layer.inv_count,
+                     .bias = share.layer.bias + share.head_begin * blocking_.padded_dim(),
+                     .inv_gamma = share.layer.inv_gamma,
+                     .inv_count = share.layer.inv_count,
                      .eps = static_cast<float>(norm.eps),
                      .rope = rotation >= 0 ? rope.data() : nullptr,
                      .dst = dst.data(),
                      .store_bf16 = target.dtype == tensor::DType::kBf16,
                      .encode = Encode,
                      .dtype = static_cast<uint8_t>(target.dtype)};
-  for (int32_t head = product.head_begin; head < product.head_end; ++head) {
+  for (int32_t head = share.head_begin; head < share.head_end; ++head) {
     args.scale = 1;
     if (norm.kind == mapper::KeyNorm::Kind::kScale) {
-      args.scale = (key ? norm.key_scale : norm.value_scale)[product.layer_index][head];
+      args.scale = (key ? norm.key_scale : norm.value_scale)[share.layer_index][head];
     }
-    args.dst_scale = target.Scale(product.layer_index, product.component, head);
+    args.dst_scale = target.Scale(share.layer_index, share.component, head);
     kernels_.finish(args, stats);
     args.c += blocking_.head_columns * kBlockElements;
     args.bias += blocking_.padded_dim();
@@ -372,7 +414,7 @@ std::deque<Part> Admit(const ResidentWeights& resident, kv::LayerRange layers,
 }  // namespace
 
 uint64_t CallBytes(const ResidentWeights& resident, int64_t tokens, int32_t lanes) {
-  return ScratchFloats(resident.blocking(), CeilDiv(tokens, kBlock)) * lanes * sizeof(float);
+  return ScratchFloats(resident, CeilDiv(tokens, kBlock)) * lanes * sizeof(float);
 }
 
 std::vector<absl::StatusOr<TileChecks>> MapTogether(const ResidentWeights& resident,

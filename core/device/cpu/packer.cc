@@ -15,19 +15,18 @@ using tensor::DType;
 // Rows of one step, converted and padded with zeros: [32 features][padded columns].
 class StepRows {
  public:
-  void Fill(DType from, DType to, const std::byte* weight, int32_t rows, int32_t head_dim,
-            int32_t padded_dim) {
-    const size_t source_stride = head_dim * tensor::ByteSize(from);
-    stride_ = padded_dim * tensor::ByteSize(to);
+  void Fill(DType from, DType to, const std::byte* weight, int32_t rows, int32_t columns) {
+    const size_t source_stride = columns * tensor::ByteSize(from);
+    stride_ = CeilDiv(columns, kBlock) * kBlock * tensor::ByteSize(to);
     rows_.assign(kBlock * stride_, std::byte{});
-    wide_.resize(head_dim);
+    wide_.resize(columns);
     for (int32_t r = 0; r < rows; ++r, weight += source_stride) {
       std::byte* row = rows_.data() + r * stride_;
       if (from == to) {
         std::memcpy(row, weight, source_stride);
       } else {
-        tensor::DecodeRow(from, weight, 1, wide_.data(), head_dim);
-        tensor::EncodeRow(to, wide_.data(), 1, row, head_dim);
+        tensor::DecodeRow(from, weight, 1, wide_.data(), columns);
+        tensor::EncodeRow(to, wide_.data(), 1, row, columns);
       }
     }
   }
@@ -86,24 +85,21 @@ void CopyStep(const std::byte* rows, size_t stride, std::byte* out) {
   }
 }
 
+int64_t RowBytes(const Packer::Tensor& tensor) {
+  return tensor.columns * static_cast<int64_t>(tensor::ByteSize(tensor.dtype));
+}
+
+// A tensor's bytes as steps in order: head by head, segment by segment.
+int64_t StepAt(const Packer::Tensor& tensor, int64_t offset) {
+  const int64_t row = offset / RowBytes(tensor);
+  return row / tensor.rows * CeilDiv(tensor.rows, kBlock) + row % tensor.rows / kBlock;
+}
+
 }  // namespace
 
 void Packer::Add(const Tensor& tensor) {
   tensors_.push_back(tensor);
-  steps_ += Steps(tensor);
-}
-
-int64_t Packer::Steps(const Tensor& tensor) const {
-  return int64_t{blocking_.target_heads} * tensor.segments * blocking_.head_steps;
-}
-
-int64_t Packer::row_bytes(const Tensor& tensor) const {
-  return head_dim_ * static_cast<int64_t>(tensor::ByteSize(tensor.dtype));
-}
-
-int64_t Packer::StepAt(const Tensor& tensor, int64_t offset) const {
-  const int64_t row = offset / row_bytes(tensor);
-  return row / source_dim_ * blocking_.head_steps + row % source_dim_ / kBlock;
+  steps_ += tensor.steps();
 }
 
 void Packer::PackStepsEndingIn(std::span<const std::byte> piece) {
@@ -119,12 +115,12 @@ void Packer::PackStepsEndingIn(std::span<const std::byte> piece, size_t index) {
   const int64_t first = StepAt(tensor, begin);
   // The step that holds the byte behind the piece ends elsewhere.
   const int64_t stop =
-      piece_end >= end ? Steps(tensor) : StepAt(tensor, piece_end - tensor.from.data());
+      piece_end >= end ? tensor.steps() : StepAt(tensor, piece_end - tensor.from.data());
   StepRows rows;
   for (int64_t step = first; step < stop; ++step) {
     if (PackStep(tensor, step, rows)) continue;
-    const int64_t head = step / (int64_t{tensor.segments} * blocking_.head_steps);
-    const int64_t bad = static_cast<int64_t>(index) * blocking_.target_heads + head;
+    const int64_t head = step / (tensor.steps() / tensor.heads);
+    const int64_t bad = (static_cast<int64_t>(index) << 32) + head;
     int64_t seen = first_bad_.load();
     while (bad < seen && !first_bad_.compare_exchange_weak(seen, bad)) {
     }
@@ -134,38 +130,43 @@ void Packer::PackStepsEndingIn(std::span<const std::byte> piece, size_t index) {
 }
 
 void Packer::PackAll(base::WorkerPool& workers) {
-  const int64_t heads = blocking_.target_heads;
-  workers.ParallelFor(static_cast<int64_t>(tensors_.size()) * heads, [&](int64_t unit) {
-    const std::span<const std::byte> all = tensors_[unit / heads].from;
-    const size_t bytes = all.size() / heads;
-    PackStepsEndingIn(all.subspan(unit % heads * bytes, bytes), static_cast<size_t>(unit / heads));
+  std::vector<Place> units;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    for (int32_t h = 0; h < tensors_[i].heads; ++h) units.push_back({i, h});
+  }
+  workers.ParallelFor(static_cast<int64_t>(units.size()), [&](int64_t i) {
+    const auto& [index, head] = units[i];
+    const std::span<const std::byte> all = tensors_[index].from;
+    const size_t bytes = all.size() / tensors_[index].heads;
+    PackStepsEndingIn(all.subspan(head * bytes, bytes), index);
   });
 }
 
 bool Packer::PackStep(const Tensor& tensor, int64_t step, StepRows& padded) const {
-  const int64_t head_steps = int64_t{tensor.segments} * blocking_.head_steps;
-  const int64_t head = step / head_steps;
-  const int32_t first = static_cast<int32_t>(step % blocking_.head_steps) * kBlock;
-  const int32_t rows = std::min(kBlock, source_dim_ - first);
+  const int64_t step_bytes = int64_t{kBlockElements} * element_bytes_;
+  const int32_t segment_steps = CeilDiv(tensor.rows, kBlock);
+  const int64_t head_steps = int64_t{tensor.segments} * segment_steps;
+  const int32_t columns = CeilDiv(tensor.columns, kBlock);
+  const int32_t first = static_cast<int32_t>(step % segment_steps) * kBlock;
+  const int32_t rows = std::min(kBlock, tensor.rows - first);
   const std::byte* from =
-      tensor.from.data() + (step / blocking_.head_steps * source_dim_ + first) * row_bytes(tensor);
-  std::byte* out = tensor.to + (head * blocking_.head_columns * head_steps + step % head_steps) *
-                                   blocking_.step_bytes();
-  const int64_t column_bytes = head_steps * blocking_.step_bytes();
-  const bool bf16 = blocking_.element_bytes == 2;
-  size_t stride = row_bytes(tensor);
+      tensor.from.data() + (step / segment_steps * tensor.rows + first) * RowBytes(tensor);
+  std::byte* out =
+      tensor.to + (step / head_steps * columns * head_steps + step % head_steps) * step_bytes;
+  const int64_t column_bytes = head_steps * step_bytes;
+  const bool bf16 = element_bytes_ == 2;
+  size_t stride = RowBytes(tensor);
   // What is interleaved is looked at there.
-  bool finite = tensor.dtype == DType::kBf16 || AllFinite(from, size_t(rows) * head_dim_);
-  if (!bf16 || tensor.dtype != DType::kBf16 || head_dim_ % kBlock != 0 || rows < kBlock) {
-    padded.Fill(tensor.dtype, bf16 ? DType::kBf16 : DType::kF32, from, rows, head_dim_,
-                blocking_.padded_dim());
+  bool finite = tensor.dtype == DType::kBf16 || AllFinite(from, size_t(rows) * tensor.columns);
+  if (!bf16 || tensor.dtype != DType::kBf16 || tensor.columns % kBlock != 0 || rows < kBlock) {
+    padded.Fill(tensor.dtype, bf16 ? DType::kBf16 : DType::kF32, from, rows, tensor.columns);
     from = padded.data();
     stride = padded.stride();
-    finite = finite && (bf16 || AllFinite(from, size_t(rows) * blocking_.padded_dim()));
+    finite = finite && (bf16 || AllFinite(from, size_t(rows) * columns * kBlock));
   }
   __m128i largest = _mm_setzero_si128();
-  for (int32_t column = 0; column < blocking_.head_columns; ++column) {
-    const std::byte* block = from + column * kBlock * blocking_.element_bytes;
+  for (int32_t column = 0; column < columns; ++column) {
+    const std::byte* block = from + column * kBlock * element_bytes_;
     if (bf16) {
       largest = InterleaveStep(block, stride, out + column * column_bytes, largest);
     } else {
@@ -177,8 +178,7 @@ bool Packer::PackStep(const Tensor& tensor, int64_t step, StepRows& padded) cons
 
 std::optional<Packer::Place> Packer::first_non_finite() const {
   if (first_bad_ == INT64_MAX) return std::nullopt;
-  return Place{first_bad_ / blocking_.target_heads,
-               static_cast<int32_t>(first_bad_ % blocking_.target_heads)};
+  return Place{static_cast<size_t>(first_bad_ >> 32), static_cast<int32_t>(first_bad_)};
 }
 
 }  // namespace kvbridge::device::cpu

@@ -1,8 +1,8 @@
 // Lays weights out for the kernels, from wherever they are shown.
 //
-// The unit is a step: up to 32 features of one target head, a run of bytes in the source and one
-// block in each of the head's column blocks at the destination. Steps may be packed in any order
-// and on several threads.
+// The unit is a step: up to 32 features of one head, a run of bytes in the source and one block in
+// each of the head's column blocks at the destination. Steps may be packed in any order and on
+// several threads.
 #pragma once
 
 #include <atomic>
@@ -12,27 +12,33 @@
 #include <vector>
 
 #include "core/base/worker_pool.h"
-#include "core/device/cpu/resident_weights.h"
+#include "core/device/cpu/blocking.h"
 #include "core/tensor/dtype.h"
 
 namespace kvbridge::device::cpu {
 
 class Packer {
  public:
-  // One weight tensor.
+  // One weight tensor. Segments and heads are padded with zeros to whole steps and column blocks.
   struct Tensor {
-    std::span<const std::byte> from;  // [target_heads, segments * source_dim, head_dim]
+    std::span<const std::byte> from;  // [heads, segments * rows, columns]
     tensor::DType dtype;              // kBf16 or kF32
+    int32_t heads;
     int32_t segments;
-    std::byte* to;  // [target_heads][head_columns][segments * head_steps] steps
+    int32_t rows;     // of each segment
+    int32_t columns;  // of each head
+    std::byte* to;    // [heads][ceil(columns / 32)][segments * ceil(rows / 32)] steps
+
+    int64_t steps() const { return int64_t{heads} * segments * CeilDiv(rows, kBlock); }
+    int64_t blocks() const { return steps() * CeilDiv(columns, kBlock); }
   };
   struct Place {
-    int64_t tensor;  // in the order of Add
+    size_t tensor;  // in the order of Add
     int32_t head;
   };
 
-  Packer(const Blocking& blocking, int32_t source_dim, int32_t head_dim)
-      : blocking_(blocking), source_dim_(source_dim), head_dim_(head_dim) {}
+  // `element_bytes` of what is packed: 2 for bf16, 4 for float.
+  explicit Packer(int32_t element_bytes) : element_bytes_(element_bytes) {}
 
   // Before anything is packed. What is added is borrowed.
   void Add(const Tensor& tensor);
@@ -49,19 +55,13 @@ class Packer {
 
  private:
   void PackStepsEndingIn(std::span<const std::byte> piece, size_t tensor);
-  // A tensor's bytes as steps in order: head by head, segment by segment.
-  int64_t StepAt(const Tensor& tensor, int64_t offset) const;
-  int64_t Steps(const Tensor& tensor) const;
   bool PackStep(const Tensor& tensor, int64_t step, class StepRows& rows) const;
-  int64_t row_bytes(const Tensor& tensor) const;
 
-  const Blocking blocking_;
-  const int32_t source_dim_;
-  const int32_t head_dim_;
+  const int32_t element_bytes_;
   std::vector<Tensor> tensors_;
   int64_t steps_ = 0;
   std::atomic<int64_t> packed_{0};
-  std::atomic<int64_t> first_bad_{INT64_MAX};  // tensor * target_heads + head
+  std::atomic<int64_t> first_bad_{INT64_MAX};  // tensor * 2^32 + head
 };
 
 }  // namespace kvbridge::device::cpu

@@ -29,13 +29,43 @@ Blocking BlockingOf(const Mapper& m, Precision precision) {
           .head_columns = CeilDiv(target.head_dim, kBlock)};
 }
 
-int64_t SegmentCount(const LayerMap& map, const Blocking& blocking) {
-  return map.plane_count() * (map.support == Support::kFull ? blocking.source_heads : 1);
+// The tensors of a map in the order they lie in, each without a place: the linear part's, empty
+// where there is none, then the network's.
+std::vector<Packer::Tensor> TensorsOf(const LayerMap& map, const Mapper& m) {
+  const model::KvGeometry& source = m.source.geometry;
+  const model::KvGeometry& target = m.target.geometry;
+  const auto segments = static_cast<int32_t>(map.inputs(source) / source.head_dim);
+  std::vector<Packer::Tensor> tensors = {
+      {.from = map.weight.data,
+       .dtype = map.weight.dtype,
+       .heads = target.kv_heads,
+       .segments = static_cast<int32_t>(map.features(source) / source.head_dim),
+       .rows = source.head_dim,
+       .columns = target.head_dim}};
+  int32_t width = 0;
+  for (const mapper::HiddenLayer& layer : map.hidden) {
+    tensors.push_back({.from = layer.weight.data,
+                       .dtype = layer.weight.dtype,
+                       .heads = 1,
+                       .segments = width == 0 ? segments : 1,
+                       .rows = width == 0 ? source.head_dim : width,
+                       .columns = static_cast<int32_t>(layer.width())});
+    width = tensors.back().columns;
+  }
+  if (width == 0) return tensors;
+  tensors.push_back({.from = map.out.data,
+                     .dtype = map.out.dtype,
+                     .heads = target.kv_heads,
+                     .segments = 1,
+                     .rows = width,
+                     .columns = target.head_dim});
+  return tensors;
 }
 
-// Of one target head.
-int64_t HeadBytes(const LayerMap& map, const Blocking& blocking) {
-  return SegmentCount(map, blocking) * blocking.segment_bytes() * blocking.head_columns;
+int64_t BlocksOf(const LayerMap& map, const Mapper& m) {
+  int64_t blocks = 0;
+  for (const Packer::Tensor& tensor : TensorsOf(map, m)) blocks += tensor.blocks();
+  return blocks;
 }
 
 std::string FieldName(int32_t layer, Component c, absl::string_view tensor) {
@@ -45,6 +75,15 @@ std::string FieldName(int32_t layer, Component c, absl::string_view tensor) {
 absl::Status NotFinite(const std::string& field, int32_t head) {
   return absl::InvalidArgumentError(
       absl::StrCat(field, ": expected finite numbers, got NaN or infinity in head ", head));
+}
+
+bool AllFinite(const float* values, int64_t n) {
+  return std::all_of(values, values + n, [](float value) { return std::isfinite(value); });
+}
+
+void Decode(const TensorRef& tensor, int64_t first, float* out, int64_t n) {
+  tensor::DecodeRow(tensor.dtype, tensor.data.data() + first * tensor::ByteSize(tensor.dtype), 1,
+                    out, n);
 }
 
 size_t PlaneIndex(const mapper::SourcePlane& plane) {
@@ -73,12 +112,11 @@ absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
     }
   }
   const Blocking blocking = BlockingOf(*mapper, precision);
-  int64_t bytes = 0;
+  int64_t blocks = 0;
   for (const auto* component : {&mapper->keys, &mapper->values}) {
-    for (const LayerMap& map : *component)
-      bytes += HeadBytes(map, blocking) * blocking.target_heads;
+    for (const LayerMap& map : *component) blocks += BlocksOf(map, *mapper);
   }
-  KVB_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(bytes));
+  KVB_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(blocks * blocking.step_bytes()));
   std::unique_ptr<ResidentWeights> resident(
       new ResidentWeights(std::move(mapper), precision, blocking, std::move(memory)));
   resident->PlanPlanes();
@@ -126,13 +164,14 @@ void ResidentWeights::PlanLayers() {
       const LayerMap& map = mapper_->layer(l, c);
       ResidentLayer layer{.support = map.support, .weights = weights};
       const std::vector<mapper::SourcePlane> planes = map.planes(c);
-      if (map.support == Support::kFull) {
+      if (map.support == Support::kFull || !map.hidden.empty()) {
         for (const auto& plane : planes) {
           for (int32_t h = 0; h < blocking_.source_heads; ++h) {
             layer.segments.push_back({plane_of_[PlaneIndex(plane)], h});
           }
         }
-      } else {
+      }
+      if (map.support == Support::kHeadLocal) {
         layer.head_segments.resize(blocking_.target_heads);
         for (int32_t h = 0; h < blocking_.target_heads; ++h) {
           const int32_t head = map.head_source.empty() ? h : map.head_source[h];
@@ -141,10 +180,33 @@ void ResidentWeights::PlanLayers() {
           }
         }
       }
-      weights += HeadBytes(map, blocking_) * blocking_.target_heads;
+      layer.network = PlanNetwork(map, weights);
+      weights += BlocksOf(map, *mapper_) * blocking_.step_bytes();
       layers_.push_back(std::move(layer));
     }
   }
+}
+
+// `weights`: where the map's tensors begin.
+ResidentNetwork ResidentWeights::PlanNetwork(const LayerMap& map, const std::byte* weights) const {
+  ResidentNetwork network{};
+  const std::vector<Packer::Tensor> tensors = TensorsOf(map, *mapper_);
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    weights += tensors[i - 1].blocks() * blocking_.step_bytes();
+    if (i + 1 == tensors.size()) {
+      network.out = weights;
+    } else {
+      network.layers.push_back(
+          {.weights = weights, .bias = nullptr, .columns = CeilDiv(tensors[i].columns, kBlock)});
+    }
+  }
+  return network;
+}
+
+int32_t ResidentWeights::network_columns() const {
+  int32_t most = 0;
+  for (const ResidentLayer& layer : layers_) most = std::max(most, layer.network.columns());
+  return most;
 }
 
 void ResidentWeights::PlanRotations() {
@@ -162,18 +224,24 @@ void ResidentWeights::FillSmall() {
   const int32_t padded = blocking_.padded_dim();
   const int32_t head_dim = mapper_->target.geometry.head_dim;
   const size_t bias_size = size_t(blocking_.target_heads) * padded;
-  small_.resize(layers_.size() * (bias_size + padded));
+  size_t size = layers_.size() * (bias_size + padded);
+  for (const ResidentLayer& layer : layers_) size += size_t(layer.network.columns()) * kBlock;
+  small_.resize(size);
   float* next = small_.data();
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto l = static_cast<int32_t>(i / 2);
     const auto c = static_cast<Component>(i % 2);
-    const TensorRef& bias = mapper_->layer(l, c).bias;
+    const LayerMap& map = mapper_->layer(l, c);
     layers_[i].bias = next;
     for (int32_t h = 0; h < blocking_.target_heads; ++h) {
-      const std::byte* row = bias.data.data() + h * head_dim * tensor::ByteSize(bias.dtype);
-      tensor::DecodeRow(bias.dtype, row, 1, next + h * padded, head_dim);
+      Decode(map.bias, int64_t{h} * head_dim, next + h * padded, head_dim);
     }
     next += bias_size;
+    for (size_t j = 0; j < map.hidden.size(); ++j) {
+      layers_[i].network.layers[j].bias = next;
+      Decode(map.hidden[j].bias, 0, next, map.hidden[j].width());
+      next += layers_[i].network.layers[j].columns * kBlock;
+    }
     if (c == Component::kValue || mapper_->key_norm.kind != mapper::KeyNorm::Kind::kKNorm) continue;
     // A weight of zero says nothing about the length: the mean is taken over the other dimensions.
     int32_t count = 0;
@@ -190,14 +258,22 @@ void ResidentWeights::FillSmall() {
 }
 
 absl::Status ResidentWeights::PackAll(const VerifyWeights& verify, base::WorkerPool& workers) {
-  Packer packer(blocking_, mapper_->source.geometry.head_dim, mapper_->target.geometry.head_dim);
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const LayerMap& map =
-        mapper_->layer(static_cast<int32_t>(i / 2), static_cast<Component>(i % 2));
-    packer.Add({.from = map.weight.data,
-                .dtype = map.weight.dtype,
-                .segments = static_cast<int32_t>(SegmentCount(map, blocking_)),
-                .to = memory_.data() + (layers_[i].weights - memory_.data())});
+  Packer packer(blocking_.element_bytes);
+  std::vector<std::string> names;
+  std::byte* to = memory_.data();
+  for (int32_t l = 0; l < mapper_->target.geometry.layers; ++l) {
+    for (Component c : kv::kComponents) {
+      std::vector<Packer::Tensor> tensors = TensorsOf(mapper_->layer(l, c), *mapper_);
+      for (size_t j = 0; j < tensors.size(); ++j) {
+        tensors[j].to = to;
+        to += tensors[j].blocks() * blocking_.step_bytes();
+        packer.Add(tensors[j]);
+        names.push_back(FieldName(l, c,
+                                  j == 0                    ? "weight"
+                                  : j + 1 == tensors.size() ? "out"
+                                                            : absl::StrCat("hidden[", j - 1, "]")));
+      }
+    }
   }
   if (verify) {
     KVB_RETURN_IF_ERROR(
@@ -206,9 +282,7 @@ absl::Status ResidentWeights::PackAll(const VerifyWeights& verify, base::WorkerP
     packer.PackAll(workers);
   }
   if (const auto bad = packer.first_non_finite()) {
-    return NotFinite(FieldName(static_cast<int32_t>(bad->tensor / 2),
-                               static_cast<Component>(bad->tensor % 2), "weight"),
-                     bad->head);
+    return NotFinite(names[bad->tensor], bad->head);
   }
   if (!packer.complete()) {
     return absl::InternalError("weights: expected all of them to be verified, got a part");
@@ -217,13 +291,21 @@ absl::Status ResidentWeights::PackAll(const VerifyWeights& verify, base::WorkerP
 }
 
 absl::Status ResidentWeights::CheckBiases() const {
-  const int64_t heads = blocking_.target_heads;
+  const int32_t padded = blocking_.padded_dim();
   for (size_t i = 0; i < layers_.size(); ++i) {
-    for (int64_t j = 0; j < heads * blocking_.padded_dim(); ++j) {
-      if (std::isfinite(layers_[i].bias[j])) continue;
-      return NotFinite(
-          FieldName(static_cast<int32_t>(i / 2), static_cast<Component>(i % 2), "bias"),
-          static_cast<int32_t>(j / blocking_.padded_dim()));
+    const auto name = [i](absl::string_view tensor) {
+      return FieldName(static_cast<int32_t>(i / 2), static_cast<Component>(i % 2), tensor);
+    };
+    for (int32_t h = 0; h < blocking_.target_heads; ++h) {
+      if (!AllFinite(layers_[i].bias + int64_t{h} * padded, padded)) {
+        return NotFinite(name("bias"), h);
+      }
+    }
+    const std::vector<ResidentNetwork::Layer>& hidden = layers_[i].network.layers;
+    for (size_t j = 0; j < hidden.size(); ++j) {
+      if (!AllFinite(hidden[j].bias, int64_t{hidden[j].columns} * kBlock)) {
+        return NotFinite(name(absl::StrCat("hidden[", j, "].bias")), 0);
+      }
     }
   }
   return absl::OkStatus();

@@ -7,32 +7,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 #include "core/base/worker_pool.h"
 #include "core/device/backend.h"
+#include "core/device/cpu/blocking.h"
 #include "core/device/cpu/huge_memory.h"
 #include "core/device/cpu/kernels.h"
+#include "core/device/cpu/network.h"
 #include "core/mapper/mapper.h"
 
 namespace kvbridge::device::cpu {
-
-constexpr int32_t CeilDiv(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
-
-// Sizes of one precision and pair of geometries.
-struct Blocking {
-  int32_t element_bytes;  // of A and B
-  int32_t source_heads;
-  int32_t head_steps;  // of one source head
-  int32_t target_heads;
-  int32_t head_columns;  // column blocks of one target head
-
-  int64_t step_bytes() const { return int64_t{kBlockElements} * element_bytes; }
-  int64_t segment_bytes() const { return head_steps * step_bytes(); }
-  int32_t padded_dim() const { return head_columns * kBlock; }
-};
 
 // One run of features: one source head of one source layer.
 struct Segment {
@@ -43,15 +31,18 @@ struct Segment {
 // K or V of one target layer.
 struct ResidentLayer {
   mapper::Support support;
-  std::vector<Segment> segments;                    // full: of every target head
+  std::vector<Segment> segments;                    // all heads: full support, and the network
   std::vector<std::vector<Segment>> head_segments;  // head-local: [target_heads]
   const std::byte* weights;  // [target_heads][head_columns][features / 32] steps
   const float* bias;         // [target_heads][padded_dim]
   const float* inv_gamma;    // [padded_dim] or null
   float inv_count;           // 1 / number of dimensions the norm is taken over
+  ResidentNetwork network;
 
-  const std::vector<Segment>& SegmentsOf(int32_t head) const {
-    return support == mapper::Support::kFull ? segments : head_segments[head];
+  // What the linear part of a target head reads.
+  std::span<const Segment> SegmentsOf(int32_t head) const {
+    if (support == mapper::Support::kHeadLocal) return head_segments[head];
+    return support == mapper::Support::kFull ? segments : std::span<const Segment>();
   }
   int32_t steps(const Blocking& blocking) const {
     return static_cast<int32_t>(SegmentsOf(0).size()) * blocking.head_steps;
@@ -85,6 +76,9 @@ class ResidentWeights final : public ResidentMapper {
   };
   // In order of first_use.
   const std::vector<Plane>& planes() const { return planes_; }
+  // Column blocks of the largest network; 0 = all maps are linear.
+  int32_t network_columns() const;
+
   // Planes that a tile holds at most, if each is kept no longer than it is used.
   int32_t slots() const { return slots_; }
 
@@ -104,6 +98,7 @@ class ResidentWeights final : public ResidentMapper {
   void PlanSlots();
   void PlanLayers();
   void PlanRotations();
+  ResidentNetwork PlanNetwork(const mapper::LayerMap& map, const std::byte* weights) const;
   void FillSmall();
   absl::Status PackAll(const VerifyWeights& verify, base::WorkerPool& workers);
   absl::Status CheckBiases() const;

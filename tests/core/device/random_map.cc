@@ -75,6 +75,40 @@ void Renormalise(const KeyNorm& norm, int32_t layer, double* head, int32_t dim) 
   for (int32_t d = 0; d < dim; ++d) head[d] /= rms;
 }
 
+mapper::TensorRef MakeWeight(std::vector<int64_t> shape, int64_t inputs, DType dtype,
+                             std::mt19937& rng, Storage& storage) {
+  return MakeTensor(std::move(shape), dtype, 1 / std::sqrt(float(inputs)), rng, storage);
+}
+
+void AddNetwork(const MapSpec& spec, std::mt19937& rng, Storage& storage, LayerMap& map) {
+  int64_t inputs = map.inputs(spec.source);
+  for (const int32_t width : spec.hidden) {
+    map.hidden.push_back(
+        {.weight = MakeWeight({inputs, width}, inputs, spec.weight_dtype, rng, storage),
+         .bias = MakeTensor({width}, spec.weight_dtype, 0.3f, rng, storage)});
+    inputs = width;
+  }
+  if (spec.hidden.empty()) return;
+  map.out = MakeWeight({spec.target.kv_heads, inputs, spec.target.head_dim}, inputs,
+                       spec.weight_dtype, rng, storage);
+}
+
+// The network's last activations.
+std::vector<double> Activations(const LayerMap& map, std::vector<double> x) {
+  for (const mapper::HiddenLayer& layer : map.hidden) {
+    std::vector<double> next(layer.width());
+    for (int64_t w = 0; w < layer.width(); ++w) {
+      next[w] = At(layer.bias, w);
+      for (size_t i = 0; i < x.size(); ++i) {
+        next[w] += x[i] * At(layer.weight, static_cast<int64_t>(i) * layer.width() + w);
+      }
+      next[w] = std::max(next[w], 0.0);
+    }
+    x = std::move(next);
+  }
+  return x;
+}
+
 KeyNorm MakeKeyNorm(const MapSpec& spec, std::mt19937& rng) {
   KeyNorm norm{.kind = spec.key_norm};
   std::uniform_real_distribution<float> around_one(0.5f, 2.0f);
@@ -176,10 +210,11 @@ std::shared_ptr<Mapper> MakeMapper(const MapSpec& spec, std::mt19937& rng) {
         }
       }
       const int64_t features = map.features(spec.source);
-      map.weight = MakeTensor({spec.target.kv_heads, features, spec.target.head_dim},
-                              spec.weight_dtype, 1 / std::sqrt(float(features)), rng, *storage);
+      map.weight = MakeWeight({spec.target.kv_heads, features, spec.target.head_dim}, features,
+                              spec.weight_dtype, rng, *storage);
       map.bias = MakeTensor({spec.target.kv_heads, spec.target.head_dim}, spec.weight_dtype, 0.1f,
                             rng, *storage);
+      AddNetwork(spec, rng, *storage, map);
       component->push_back(std::move(map));
     }
   }
@@ -215,6 +250,11 @@ MapSpec RandomSpec(std::mt19937& rng) {
   spec.source_rope = rope(spec.source.head_dim);
   spec.target_rope = rope(spec.target.head_dim);
   spec.override_layer_0 = spec.target_rope.rotary_dim > 0 && rng() % 2 == 0;
+  spec.hidden = Pick<std::vector<int32_t>>({{}, {}, {5}, {70, 33}}, rng);
+  if (!spec.hidden.empty() && rng() % 3 == 0) {
+    spec.support = Support::kMlp;
+    spec.permute_heads = false;
+  }
   return spec;
 }
 
@@ -246,6 +286,9 @@ std::vector<double> Reference(const Mapper& mapper, const TileSource& source, in
       }
       x.insert(x.end(), plane.begin(), plane.end());
     }
+    const std::vector<double> active =
+        map.hidden.empty() ? std::vector<double>() : Activations(map, x);
+    const auto width = static_cast<int64_t>(active.size());
     for (int32_t h = 0; h < to.kv_heads; ++h) {
       const int32_t a = map.head_source.empty() ? h : map.head_source[h];
       std::vector<double> head(to.head_dim);
@@ -257,6 +300,11 @@ std::vector<double> Reference(const Mapper& mapper, const TileSource& source, in
                 : x[(f / from.head_dim * from.kv_heads + a) * from.head_dim + f % from.head_dim];
         for (int32_t d = 0; d < to.head_dim; ++d) {
           head[d] += feature * At(map.weight, (h * features + f) * to.head_dim + d);
+        }
+      }
+      for (int64_t w = 0; w < width; ++w) {
+        for (int32_t d = 0; d < to.head_dim; ++d) {
+          head[d] += active[w] * At(map.out, (h * width + w) * to.head_dim + d);
         }
       }
       const KeyNorm& norm = mapper.key_norm;

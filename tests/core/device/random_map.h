@@ -44,8 +44,9 @@ struct MapSpec {
   model::KvGeometry target{.layers = 3, .kv_heads = 2, .head_dim = 32};
   mapper::Support support = mapper::Support::kFull;
   int32_t top_k = 2;
-  int32_t cross_k = 0;         // layers of the other component
-  bool permute_heads = false;  // head-local: a(h) is not the identity
+  int32_t cross_k = 0;          // layers of the other component
+  bool permute_heads = false;   // head-local: a(h) is not the identity
+  std::vector<int32_t> hidden;  // widths of the network
   tensor::DType weight_dtype = tensor::DType::kBf16;
   mapper::KeyNorm::Kind key_norm = mapper::KeyNorm::Kind::kNone;
   bool strip_rope = true;

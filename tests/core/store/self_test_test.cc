@@ -45,6 +45,17 @@ TEST_F(SelfTestTest, EveryKindOfMapperPassesInBothPrecisions) {
   }
 }
 
+TEST_F(SelfTestTest, NetworksPassInBothPrecisions) {
+  for (const auto precision : {Precision::kBf16, Precision::kF32}) {
+    for (const auto support :
+         {mapper::Support::kFull, mapper::Support::kHeadLocal, mapper::Support::kMlp}) {
+      const absl::Status status =
+          Run(SyntheticMapper({.cross = true, .support = support, .hidden = {40, 3}}), precision);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 TEST_F(SelfTestTest, YarnFactorsInterleavedPairsAndMappingAsCachedPass) {
   const auto mapper = SyntheticMapper();
   mapper->source.rope.params.attention_factor = 1.139;
