@@ -137,6 +137,8 @@ class Setter {
         return PutInt32(text, path);
       case FieldDescriptor::CPPTYPE_INT64:
         return PutInt64(text, path);
+      case FieldDescriptor::CPPTYPE_UINT32:
+        return PutUint32(text, path);
       case FieldDescriptor::CPPTYPE_DOUBLE:
         return PutDouble(text, path);
       case FieldDescriptor::CPPTYPE_ENUM:
@@ -169,6 +171,17 @@ class Setter {
     int32_t value = 0;
     if (!absl::SimpleAtoi(text, &value)) return Wrong(path, "a 32-bit integer", text);
     reflection_->SetInt32(message_, field_, value);
+    return absl::OkStatus();
+  }
+
+  absl::Status PutUint32(absl::string_view text, const std::string& path) const {
+    uint32_t value = 0;
+    if (!absl::SimpleAtoi(text, &value)) return Wrong(path, "an unsigned 32-bit integer", text);
+    if (field_->is_repeated()) {
+      reflection_->AddUInt32(message_, field_, value);
+    } else {
+      reflection_->SetUInt32(message_, field_, value);
+    }
     return absl::OkStatus();
   }
 
@@ -352,6 +365,9 @@ std::string ScalarText(const Message& message, const FieldDescriptor* field, int
       return reflection->GetBool(message, field) ? "true" : "false";
     case FieldDescriptor::CPPTYPE_INT32:
       return absl::StrCat(reflection->GetInt32(message, field));
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return absl::StrCat(list ? reflection->GetRepeatedUInt32(message, field, index)
+                               : reflection->GetUInt32(message, field));
     case FieldDescriptor::CPPTYPE_INT64:
       return absl::StrCat(reflection->GetInt64(message, field));
     case FieldDescriptor::CPPTYPE_DOUBLE:

@@ -1,22 +1,29 @@
 // kvbridged: the command line around server::Server.
 #include <csignal>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include <CLI/CLI.hpp>
 #include <malloc.h>
+#include <sys/prctl.h>
 
 #include "core/base/file.h"
 #include "core/base/units.h"
 #include "google/protobuf/stubs/logging.h"
 #include "nlohmann/json.hpp"
 #include "server/config.h"
+#include "server/grpc_log.h"
 #include "server/log.h"
 #include "server/server.h"
 #include "server/signal_watcher.h"
+#include "server/tls.h"
 #include "server/version.h"
 
 extern char** environ;
@@ -88,8 +95,23 @@ void IgnoreProtobuf(google::protobuf::LogLevel, const char*, int, const std::str
 absl::Status WritePorts(const std::string& path, const Server& server) {
   if (path.empty()) return absl::OkStatus();
   const nlohmann::json ports = {{"grpc", server.grpc_addresses()},
-                                {"admin", server.admin_address()}};
+                                {"admin", server.admin_address()},
+                                {"health", server.health_address()}};
   return base::WriteFileAtomic(path, ports.dump() + "\n");
+}
+
+// The configuration itself is valid; what it names has to be, too.
+int CheckFiles(const v1::Config& config) {
+  if (!config.listen().tls().cert_file().empty()) {
+    const auto material = ReadTlsFiles(config.listen().tls());
+    if (!material.ok()) return Fail(material.status(), kUsage);
+    for (const std::string& warning : TlsWarnings(*material, absl::Now())) {
+      std::cerr << "kvbridged: warning: " << warning << "\n";
+    }
+  }
+  const int routes = config.routes_size();
+  std::cout << "configuration is valid: " << routes << (routes == 1 ? " route\n" : " routes\n");
+  return kOk;
 }
 
 int Serve(const LoadedConfig& loaded, const std::string& ports_file) {
@@ -97,8 +119,11 @@ int Serve(const LoadedConfig& loaded, const std::string& ports_file) {
   Log log(Log::ToStderr(loaded.config.log().level(), loaded.config.log().format()), &clock);
   auto server = Server::Create(loaded, &log);
   if (!server.ok()) return Fail(server.status(), kCannotServe);
+  TakeGrpcLog(&log, [&server] { (*server)->HandshakeFailed(); });
+  const absl::Cleanup drop_log = [] { DropGrpcLog(); };
   const SignalWatcher signals([&server, &log](int signal) {
-    log.Info("signal", {{"signal", signal == SIGINT ? "SIGINT" : "SIGTERM"}});
+    log.Info("signal", {{"signal", absl::StrCat("SIG", sigabbrev_np(signal))}});
+    if (signal == SIGHUP) return (*server)->Reload();
     (*server)->RequestDrain(/*skip_delay=*/signal == SIGINT);
   });
   absl::Status status = (*server)->Start();
@@ -117,8 +142,12 @@ void KeepFreedMemory() {
   mallopt(M_ARENA_MAX, 2);
 }
 
+// A core would hold caches, keys and tokens, wherever the host sends it.
+void KeepMemoryPrivate() { prctl(PR_SET_DUMPABLE, 0); }
+
 int Main(int argc, char** argv) {
   KeepFreedMemory();
+  KeepMemoryPrivate();
   google::protobuf::SetLogHandler(IgnoreProtobuf);
   HoldSignals();
   CLI::App app;
@@ -136,11 +165,7 @@ int Main(int argc, char** argv) {
     std::cout << (line.print_config == "json" ? PrintJson(*loaded) : PrintYaml(*loaded));
     return kOk;
   }
-  if (line.check_config) {
-    const int routes = loaded->config.routes_size();
-    std::cout << "configuration is valid: " << routes << (routes == 1 ? " route\n" : " routes\n");
-    return kOk;
-  }
+  if (line.check_config) return CheckFiles(loaded->config);
   return Serve(*loaded, line.ports_file);
 }
 

@@ -10,6 +10,8 @@
 #include "core/device/cpu/cpu_backend.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/impl/server_builder_option.h"
+#include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 #include "nlohmann/json.hpp"
@@ -26,6 +28,10 @@ constexpr int kMaxMessageBytes = 4 << 20;
 // Of gRPC's own buffers for all connections together.
 constexpr size_t kGrpcQuotaBytes = size_t{128} << 20;
 constexpr int kMaxStreams = 1024;  // per connection
+// Of one call's headers: a token, a trace, a deadline.
+constexpr int kMaxMetadataBytes = 16 << 10;
+// A service's name and little more.
+constexpr int kMaxHealthMessageBytes = 4 << 10;
 constexpr int kKeepaliveMs = 30000;
 constexpr int kKeepaliveTimeoutMs = 20000;
 constexpr int kMinPingIntervalMs = 10000;
@@ -89,7 +95,11 @@ metrics::ServerMetrics::Options MetricsOptions(const v1::Config& config,
   return options;
 }
 
-void ConfigureChannels(grpc::ServerBuilder* builder) {
+int Milliseconds(const google::protobuf::Duration& duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(ToDuration(duration)));
+}
+
+void ConfigureChannels(const v1::ListenConfig& listen, grpc::ServerBuilder* builder) {
   grpc::ResourceQuota quota("kvbridged");
   quota.Resize(kGrpcQuotaBytes);
   builder->SetResourceQuota(quota);
@@ -104,6 +114,27 @@ void ConfigureChannels(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                               kMinPingIntervalMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  if (const int age = Milliseconds(listen.max_connection_age()); age > 0) {
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, age);
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                                Milliseconds(listen.max_connection_age_grace()));
+  }
+}
+
+// Leaves a server what it was given by hand: reflection would show itself on every listener.
+class NoPlugins final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->clear();
+  }
+};
+
+absl::Status CannotBind(absl::string_view setting, absl::string_view address) {
+  return absl::UnavailableError(absl::StrCat(setting, ": expected an address to bind, got ",
+                                             address,
+                                             ": it is already in use, or is not this host's"));
 }
 
 // gRPC binds in order, sets the ports of those that it bound, and keeps the system's error to
@@ -111,9 +142,7 @@ void ConfigureChannels(grpc::ServerBuilder* builder) {
 absl::Status CannotBind(const v1::ListenConfig& listen, const std::vector<int>& ports) {
   const auto failed = std::find(ports.begin(), ports.end(), 0) - ports.begin();
   if (failed == listen.grpc_size()) return absl::UnavailableError("gRPC did not start");
-  return absl::UnavailableError(absl::StrCat("listen.grpc: expected an address to bind, got ",
-                                             listen.grpc(failed),
-                                             ": it is already in use, or is not this host's"));
+  return CannotBind("listen.grpc", listen.grpc(failed));
 }
 
 // gRPC keeps both switches for the whole process.
@@ -132,6 +161,7 @@ struct Server::Parts {
   std::shared_ptr<kv::BufferPool> buffers;
   std::unique_ptr<device::Backend> backend;
   std::unique_ptr<engine::TransferEngine> engine;
+  std::unique_ptr<Tls> tls;
 };
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loaded, Log* log) {
@@ -152,6 +182,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loade
            .tiles_in_flight = config.limits().tiles_in_flight(),
            .limits = ToLimits(config.limits())},
           {.pool = parts.workers.get(), .backend = parts.backend.get(), .clock = clock}));
+  if (!config.listen().tls().cert_file().empty()) {
+    KVB_ASSIGN_OR_RETURN(parts.tls, Tls::Create(config.listen().tls()));
+  }
   return std::unique_ptr<Server>(new Server(loaded, log, std::move(parts)));
 }
 
@@ -193,8 +226,11 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
               .tasks = &tasks_,
               .recorder = &recorder_,
               .clock = &clock_,
-              .drain = [this] { RequestDrain(/*skip_delay=*/false); }}) {
-  metrics_.ConfigRead(clock_.Now());
+              .drain = [this] { RequestDrain(/*skip_delay=*/false); }}),
+      tls_(std::move(parts.tls)),
+      watch_(WatchedFiles()) {
+  metrics_.operations().ConfigRead(clock_.Now());
+  ReportTls();
   routes_.OnChange([this] { state_.Refresh(); });
 }
 
@@ -205,8 +241,10 @@ Server::~Server() {
 
 absl::Status Server::Start() {
   KVB_RETURN_IF_ERROR(StartGrpc());
+  KVB_RETURN_IF_ERROR(StartHealth());
   KVB_RETURN_IF_ERROR(StartAdmin());
   log_.Info("serving", {{"grpc", grpc_addresses_},
+                        {"tls", tls_ != nullptr},
                         {"admin", admin_address_},
                         {"version", kVersion},
                         {"backend", backend_name_},
@@ -221,13 +259,15 @@ absl::Status Server::Start() {
 absl::Status Server::StartGrpc() {
   EnablePlugins(config_.listen().reflection());
   grpc::ServerBuilder builder;
-  ConfigureChannels(&builder);
+  ConfigureChannels(config_.listen(), &builder);
   std::vector<int> ports(config_.listen().grpc_size(), 0);
   for (int i = 0; i < config_.listen().grpc_size(); ++i) {
     const std::string& text = config_.listen().grpc(i);
     KVB_ASSIGN_OR_RETURN(const Address address, Address::Parse(text));
     if (address.is_unix()) KVB_RETURN_IF_ERROR(RemoveStaleSocket(address.path));
-    builder.AddListeningPort(text, grpc::InsecureServerCredentials(), &ports[i]);
+    const bool plaintext = tls_ == nullptr || address.is_unix();
+    builder.AddListeningPort(
+        text, plaintext ? grpc::InsecureServerCredentials() : tls_->Credentials(), &ports[i]);
   }
   builder.RegisterService(&kv_bridge_);
   builder.RegisterService(&admin_);
@@ -242,6 +282,24 @@ absl::Status Server::StartGrpc() {
         any_port ? absl::StrCat(text.substr(0, text.rfind(':')), ":", ports[i]) : text);
   }
   state_.ServeHealth(grpc_->GetHealthCheckService());
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartHealth() {
+  const std::string& address = config_.listen().health();
+  if (address.empty()) return absl::OkStatus();
+  grpc::ServerBuilder builder;
+  builder.SetOption(std::make_unique<NoPlugins>());
+  // gRPC serves its own health service only beside another.
+  builder.RegisterCallbackGenericService(&unimplemented_);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(kMaxHealthMessageBytes);
+  int port = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  health_ = builder.BuildAndStart();
+  if (health_ == nullptr || port == 0) return CannotBind("listen.health", address);
+  health_address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  state_.ServeHealth(health_->GetHealthCheckService());
   return absl::OkStatus();
 }
 
@@ -265,6 +323,42 @@ void Server::LoadArtifacts() {
     });
   }
   (void)tasks_.Post([this] { state_.Started(); });
+}
+
+// --- certificates
+
+std::vector<Watched> Server::WatchedFiles() {
+  std::vector<Watched> watched;
+  if (tls_ != nullptr) {
+    const v1::TlsConfig& tls = config_.listen().tls();
+    watched.push_back({.files = [&tls] { return TlsFiles(tls); },
+                       .interval = ToDuration(tls.refresh_interval()),
+                       .on_change = [this] { ReloadTls(); }});
+  }
+  return watched;
+}
+
+void Server::Reload() { watch_.Kick(); }
+
+void Server::ReloadTls() {
+  const auto changed = tls_->Reload();
+  if (!changed.ok()) {
+    log_.Error("the certificates in use are kept",
+               {{"error", std::string(changed.status().message())}});
+  } else if (*changed) {
+    log_.Info("certificates were replaced");
+    ReportTls();
+  }
+}
+
+void Server::ReportTls() {
+  if (tls_ == nullptr) return;
+  const TlsMaterial material = tls_->material();
+  metrics_.operations().CertificateExpires("server", material.expires);
+  if (material.client_ca_expires.has_value()) {
+    metrics_.operations().CertificateExpires("ca", *material.client_ca_expires);
+  }
+  for (const std::string& warning : TlsWarnings(material, clock_.Now())) log_.Warn(warning);
 }
 
 metrics::Saturation Server::Saturation() const {
@@ -317,7 +411,9 @@ void Server::Drain() {
   const absl::Time deadline = clock_.Now() + ToDuration(config_.drain().deadline());
   WaitForTransfers(clock_.Now() + kRefusalWindow, deadline);
   const absl::Time last = std::min(deadline, clock_.Now() + kIdleGrace);
-  if (grpc_ != nullptr) grpc_->Shutdown(absl::ToChronoTime(last));
+  for (grpc::Server* server : {grpc_.get(), health_.get()}) {
+    if (server != nullptr) server->Shutdown(absl::ToChronoTime(last));
+  }
   // A worker may still be inside a transfer that was cancelled; it uses what is destroyed next.
   workers_->Stop();
   tasks_.Stop();

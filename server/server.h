@@ -25,18 +25,21 @@
 #include "core/kv/buffer_pool.h"
 #include "core/metrics/server_metrics.h"
 #include "core/store/mapper_store.h"
+#include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/server.h"
 #include "server/admin_http.h"
 #include "server/admin_service.h"
 #include "server/config.h"
 #include "server/decision_recorder.h"
 #include "server/event_log.h"
+#include "server/file_watch.h"
 #include "server/kv_bridge_service.h"
 #include "server/liveness.h"
 #include "server/log.h"
 #include "server/route_table.h"
 #include "server/server_state.h"
 #include "server/task_thread.h"
+#include "server/tls.h"
 
 namespace kvbridge::server {
 
@@ -55,6 +58,15 @@ class Server {
   const std::vector<std::string>& grpc_addresses() const { return grpc_addresses_; }
   // Empty when admin HTTP is off.
   const std::string& admin_address() const { return admin_address_; }
+  // Of the plaintext health listener; empty when there is none.
+  const std::string& health_address() const { return health_address_; }
+
+  // Reads the certificates again. What does not pass its checks changes nothing, is logged and
+  // counted.
+  void Reload();
+
+  // A client and a TLS listener did not come to terms.
+  void HandshakeFailed() { metrics_.operations().AuthFailed("handshake"); }
 
   // A second request, and the first with `skip_delay`, cut the delay short.
   void RequestDrain(bool skip_delay);
@@ -72,6 +84,10 @@ class Server {
   Server(const LoadedConfig& loaded, Log* log, Parts parts);
 
   absl::Status StartGrpc();
+  absl::Status StartHealth();
+  std::vector<Watched> WatchedFiles();
+  void ReloadTls();
+  void ReportTls();
   absl::Status StartAdmin();
   void LoadArtifacts();
   void Drain();
@@ -103,16 +119,22 @@ class Server {
   std::atomic<bool> draining_{false};
   KvBridgeService kv_bridge_;
   AdminService admin_;
+  const std::unique_ptr<Tls> tls_;  // null: plaintext
+  grpc::CallbackGenericService unimplemented_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<grpc::Server> health_;
   std::unique_ptr<AdminHttp> http_;
   std::vector<std::string> grpc_addresses_;
   std::string admin_address_;
+  std::string health_address_;
 
   base::Mutex drain_mutex_;
   base::CondVar drain_changed_;
   int drain_requests_ ABSL_GUARDED_BY(drain_mutex_) = 0;
   bool skip_delay_ ABSL_GUARDED_BY(drain_mutex_) = false;
   bool stopped_ = false;
+
+  FileWatch watch_;  // calls back while it lives
 };
 
 }  // namespace kvbridge::server

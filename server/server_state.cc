@@ -26,7 +26,7 @@ ServerState::ServerState(const RouteTable* routes, metrics::ServerMetrics* metri
 void ServerState::ServeHealth(grpc::HealthCheckServiceInterface* health) {
   {
     base::MutexLock lock(&mutex_);
-    health_ = health;
+    health_.push_back(health);
   }
   Refresh();
 }
@@ -67,14 +67,18 @@ void ServerState::Publish(const std::vector<RouteSnapshot>& routes) {
     metrics_.StateIs(Word(state));
     state_ = state;
   }
-  if (health_ == nullptr) return;
+  for (grpc::HealthCheckServiceInterface* health : health_) Tell(health, routes);
+}
+
+void ServerState::Tell(grpc::HealthCheckServiceInterface* health,
+                       const std::vector<RouteSnapshot>& routes) const {
   const bool up = !draining_;
   for (const RouteSnapshot& route : routes) {
-    health_->SetServingStatus(absl::StrCat("kvbridge.route/", route.name), up && route.serving());
+    health->SetServingStatus(absl::StrCat("kvbridge.route/", route.name), up && route.serving());
   }
   const bool answers = up && started_;
   for (const char* service : {"", "kvbridge.v1.KvBridge", "kvbridge.v1.Admin"}) {
-    health_->SetServingStatus(service, answers);
+    health->SetServingStatus(service, answers);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 
@@ -23,7 +24,7 @@ class ServerState {
  public:
   ServerState(const RouteTable* routes, metrics::ServerMetrics* metrics, Log* log);
 
-  // `health` is gRPC's own service; borrowed.
+  // `health` is the own service of one gRPC server; borrowed.
   void ServeHealth(grpc::HealthCheckServiceInterface* health);
   // The first load of every route has ended, well or not.
   void Started();
@@ -40,12 +41,14 @@ class ServerState {
   v1::ServerState Compute(const std::vector<RouteSnapshot>& routes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Publish(const std::vector<RouteSnapshot>& routes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Tell(grpc::HealthCheckServiceInterface* health,
+            const std::vector<RouteSnapshot>& routes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const RouteTable& routes_;
   metrics::ServerMetrics& metrics_;
   Log& log_;
   mutable base::Mutex mutex_;
-  grpc::HealthCheckServiceInterface* health_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::vector<grpc::HealthCheckServiceInterface*> health_ ABSL_GUARDED_BY(mutex_);
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   v1::ServerState state_ ABSL_GUARDED_BY(mutex_) = v1::SERVER_STATE_UNSPECIFIED;

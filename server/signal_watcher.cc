@@ -14,7 +14,7 @@ constexpr int kWake = SIGUSR1;
 sigset_t Signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT, kWake}) sigaddset(&set, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, kWake}) sigaddset(&set, signal);
   return set;
 }
 

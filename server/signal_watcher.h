@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT as calls on an ordinary thread.
+// SIGTERM, SIGINT and SIGHUP as calls on an ordinary thread.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace kvbridge::server {
 
-// Blocks both signals in the calling thread and in all that it starts afterwards: call it first in
+// Blocks them in the calling thread and in all that it starts afterwards: call it first in
 // main, so that none is lost while the rest is slow. They wait for a SignalWatcher. SIGPIPE is
 // ignored.
 void HoldSignals();

@@ -29,9 +29,9 @@ inline constexpr MetricSpec kTransfers{"kvbridge_transfers_total", MetricType::k
 inline constexpr MetricSpec kFallbacks{"kvbridge_fallbacks_total", MetricType::kCounter,
                                        "pair,reason,class",
                                        "Transfers that were not applied, by reason."};
-inline constexpr MetricSpec kTransferDuration{"kvbridge_transfer_duration_seconds",
-                                              MetricType::kHistogram, "pair,outcome",
-                                              "Seconds from a transfer's header to its end."};
+inline constexpr MetricSpec kTransferDuration{
+    "kvbridge_transfer_duration_seconds", MetricType::kHistogram, "pair,outcome",
+    "Seconds from a transfer's header to its end, unless unsupported."};
 inline constexpr MetricSpec kStageDuration{"kvbridge_transfer_stage_duration_seconds",
                                            MetricType::kHistogram, "stage",
                                            "Seconds of one stage of one transfer, over its tiles."};
@@ -78,6 +78,28 @@ inline constexpr MetricSpec kConfigReloadSuccessful{"kvbridge_config_last_reload
 inline constexpr MetricSpec kConfigReloadTimestamp{
     "kvbridge_config_last_reload_success_timestamp_seconds", MetricType::kGauge, "",
     "When the configuration in use was read, Unix time."};
+inline constexpr MetricSpec kConfigReloads{"kvbridge_config_reloads_total", MetricType::kCounter,
+                                           "result", "Reads of the configuration after the first."};
+inline constexpr MetricSpec kCertificateExpiry{
+    "kvbridge_tls_certificate_expiry_timestamp_seconds", MetricType::kGauge, "role",
+    "When the first certificate of the file in use expires, Unix time; no series without one."};
+inline constexpr MetricSpec kAuthFailures{"kvbridge_auth_failures_total", MetricType::kCounter,
+                                          "reason", "Calls refused for who made them."};
+inline constexpr MetricSpec kCircuitState{"kvbridge_route_circuit_state", MetricType::kGauge,
+                                          "pair,state", "One-hot state of the circuit breaker."};
+inline constexpr MetricSpec kCircuitOpened{"kvbridge_route_circuit_opened_total",
+                                           MetricType::kCounter, "pair",
+                                           "Times that the circuit breaker opened."};
+inline constexpr MetricSpec kQualityProbes{"kvbridge_quality_probes_total", MetricType::kCounter,
+                                           "pair,result",
+                                           "Reports of quality by what became of them."};
+inline constexpr MetricSpec kQualityKl{"kvbridge_quality_probe_kl_nats", MetricType::kHistogram,
+                                       "pair", "Mean KL of one report, nats."};
+inline constexpr MetricSpec kQualityThreshold{
+    "kvbridge_quality_threshold_nats", MetricType::kGauge, "pair",
+    "Mean KL above which the route is worse than its evidence; 0 when there is no evidence."};
+inline constexpr MetricSpec kStepBacks{"kvbridge_route_step_backs_total", MetricType::kCounter,
+                                       "pair", "Stages that the route was taken back by itself."};
 inline constexpr MetricSpec kEvents{"kvbridge_events_total", MetricType::kCounter, "sink,result",
                                     "Decision events by what became of them."};
 inline constexpr MetricSpec kEventsDropped{"kvbridge_events_dropped_total", MetricType::kCounter,
@@ -133,6 +155,15 @@ inline constexpr MetricSpec kAllMetrics[] = {kBuildInfo,
                                              kState,
                                              kConfigReloadSuccessful,
                                              kConfigReloadTimestamp,
+                                             kConfigReloads,
+                                             kCertificateExpiry,
+                                             kAuthFailures,
+                                             kCircuitState,
+                                             kCircuitOpened,
+                                             kQualityProbes,
+                                             kQualityKl,
+                                             kQualityThreshold,
+                                             kStepBacks,
                                              kEvents,
                                              kEventsDropped,
                                              kSeriesOverflow,

@@ -5,7 +5,7 @@
 #include "absl/types/span.h"
 #include <prometheus/text_serializer.h>
 
-#include "core/metrics/metric_names.h"
+#include "core/metrics/families.h"
 
 namespace kvbridge::metrics {
 namespace {
@@ -16,10 +16,12 @@ using prometheus::Histogram;
 using prometheus::Labels;
 
 constexpr const char* kApplied = "applied";
-constexpr const char* kOutcomes[] = {kApplied, "fallback_reprefill", "unsupported", "error",
+constexpr const char* kUnsupported = "unsupported";
+constexpr const char* kOutcomes[] = {kApplied, "fallback_reprefill", kUnsupported, "error",
                                      "cancelled"};
-// The first of them have latency series from the start, the rare ones once they happen.
-constexpr size_t kCommonOutcomes = 3;
+// The first of them have latency series from the start, the rare ones once they happen, and
+// kUnsupported has none: nothing was done that could take time.
+constexpr size_t kCommonOutcomes = 2;
 constexpr const char* kStages[] = {"queue", "ingress", "strip_rope", "map", "guard", "egress"};
 constexpr const char* kStates[] = {"starting", "ready", "degraded", "draining"};
 constexpr const char* kLoadResults[] = {"ok", "integrity", "incompatible", "io"};
@@ -34,26 +36,6 @@ const std::vector<double> kTokenBuckets = {16,   32,   64,   128,   256,   512, 
 const std::vector<double> kRpcBuckets = {.001, .005, .025, .1, .5, 1, 5, 10};
 const std::vector<double> kLoadBuckets = {.1, .5, 1, 5, 10, 30, 60, 300};
 
-prometheus::Family<Counter>& AddCounter(const MetricSpec& spec, prometheus::Registry& registry) {
-  return prometheus::BuildCounter()
-      .Name(std::string(spec.name))
-      .Help(std::string(spec.help))
-      .Register(registry);
-}
-prometheus::Family<Gauge>& AddGauge(const MetricSpec& spec, prometheus::Registry& registry) {
-  return prometheus::BuildGauge()
-      .Name(std::string(spec.name))
-      .Help(std::string(spec.help))
-      .Register(registry);
-}
-prometheus::Family<Histogram>& AddHistogram(const MetricSpec& spec,
-                                            prometheus::Registry& registry) {
-  return prometheus::BuildHistogram()
-      .Name(std::string(spec.name))
-      .Help(std::string(spec.help))
-      .Register(registry);
-}
-
 Labels Of(const RpcMethod& method) {
   return {
       {"grpc_service", method.service}, {"grpc_method", method.method}, {"grpc_type", method.type}};
@@ -63,7 +45,9 @@ Labels Of(const RpcMethod& method) {
 
 ServerMetrics::ServerMetrics(Options options)
     : latency_buckets_(options.latency_buckets.empty() ? kLatencyBuckets : options.latency_buckets),
+      reasons_(options.reasons),
       saturation_(std::move(options.saturation)),
+      operations_(&registry_),
       transfers_(AddCounter(kTransfers, registry_)),
       fallbacks_(AddCounter(kFallbacks, registry_)),
       transfer_duration_(AddHistogram(kTransferDuration, registry_)),
@@ -88,38 +72,41 @@ ServerMetrics::ServerMetrics(Options options)
       queue_depth_(AddGauge(kQueueDepth, registry_).Add({})),
       memory_used_(AddGauge(kMemoryPoolUsed, registry_).Add({{"pool", "host"}})),
       events_dropped_(AddCounter(kEventsDropped, registry_).Add({{"sink", "log"}})),
-      config_successful_(AddGauge(kConfigReloadSuccessful, registry_).Add({})),
-      config_timestamp_(AddGauge(kConfigReloadTimestamp, registry_).Add({})) {
-  auto& overflow =
-      AddCounter(kSeriesOverflow, registry_).Add({{"metric", std::string(kTransfers.name)}});
-  for (const std::string& pair : options.pairs) {
-    if (pairs_.size() < kMaxPairs) {
-      pairs_.insert(pair);
-    } else {
-      overflow.Increment();
-    }
-  }
-  for (const std::string& pair : pairs_) {
-    InitPair(pair, options.reasons);
-    for (const char* outcome : absl::MakeConstSpan(kOutcomes, kCommonOutcomes)) {
-      transfer_duration_.Add({{"pair", pair}, {"outcome", outcome}}, latency_buckets_);
-    }
-    for (const char* result : kLoadResults) {
-      artifact_loads_.Add({{"pair", pair}, {"result", result}});
-    }
-    artifact_load_duration_.Add({{"pair", pair}}, kLoadBuckets);
-    artifact_bytes_.Add({{"pair", pair}});
-  }
-  InitPair(std::string(kOtherPair), options.reasons);
+      overflow_(
+          AddCounter(kSeriesOverflow, registry_).Add({{"metric", std::string(kTransfers.name)}})) {
+  for (const std::string& pair : options.pairs) AddPair(pair);
+  InitPair(std::string(kOtherPair));
   InitClosedLists(options);
 }
 
-void ServerMetrics::InitPair(const std::string& pair, const std::vector<ReasonLabel>& reasons) {
+void ServerMetrics::AddPair(const std::string& pair) {
+  {
+    base::MutexLock lock(&mutex_);
+    if (pairs_.count(pair) > 0) return;
+    if (pairs_.size() >= kMaxPairs) {
+      overflow_.Increment();
+      return;
+    }
+    pairs_.insert(pair);
+  }
+  InitPair(pair);
+  for (const char* outcome : absl::MakeConstSpan(kOutcomes, kCommonOutcomes)) {
+    transfer_duration_.Add({{"pair", pair}, {"outcome", outcome}}, latency_buckets_);
+  }
+  for (const char* result : kLoadResults) {
+    artifact_loads_.Add({{"pair", pair}, {"result", result}});
+  }
+  artifact_load_duration_.Add({{"pair", pair}}, kLoadBuckets);
+  artifact_bytes_.Add({{"pair", pair}});
+  operations_.AddPair(pair);
+}
+
+void ServerMetrics::InitPair(const std::string& pair) {
   for (const char* outcome : kOutcomes) {
     transfers_.Add({{"pair", pair}, {"outcome", outcome}});
     tokens_.Add({{"pair", pair}, {"outcome", outcome}});
   }
-  for (const ReasonLabel& reason : reasons) {
+  for (const ReasonLabel& reason : reasons_) {
     fallbacks_.Add({{"pair", pair}, {"reason", reason.reason}, {"class", reason.reason_class}});
   }
   transfer_tokens_.Add({{"pair", pair}}, kTokenBuckets);
@@ -156,6 +143,7 @@ void ServerMetrics::InitClosedLists(const Options& options) {
 
 std::string ServerMetrics::Pair(absl::string_view pair) const {
   const std::string name(pair);
+  base::MutexLock lock(&mutex_);
   return pairs_.count(name) > 0 ? name : std::string(kOtherPair);
 }
 
@@ -164,8 +152,10 @@ void ServerMetrics::TransferEnded(const TransferSample& sample) {
   const Labels by_outcome = {{"pair", pair}, {"outcome", sample.outcome}};
   transfers_.Add(by_outcome).Increment();
   tokens_.Add(by_outcome).Increment(static_cast<double>(sample.tokens));
-  transfer_duration_.Add(by_outcome, latency_buckets_)
-      .Observe(absl::ToDoubleSeconds(sample.duration));
+  if (sample.outcome != kUnsupported) {
+    transfer_duration_.Add(by_outcome, latency_buckets_)
+        .Observe(absl::ToDoubleSeconds(sample.duration));
+  }
   transfer_tokens_.Add({{"pair", pair}}, kTokenBuckets).Observe(static_cast<double>(sample.tokens));
   if (!sample.reason.empty()) {
     fallbacks_.Add({{"pair", pair}, {"reason", sample.reason}, {"class", sample.reason_class}})
@@ -226,11 +216,6 @@ void ServerMetrics::UnprovenAllowed(absl::string_view pair) {
 
 void ServerMetrics::StateIs(absl::string_view state) {
   for (const char* each : kStates) state_.Add({{"state", each}}).Set(state == each ? 1 : 0);
-}
-
-void ServerMetrics::ConfigRead(absl::Time when) {
-  config_successful_.Set(1);
-  config_timestamp_.Set(absl::ToDoubleSeconds(when - absl::UnixEpoch()));
 }
 
 void ServerMetrics::EventWritten(absl::string_view sink) {

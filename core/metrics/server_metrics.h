@@ -17,13 +17,14 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "core/base/mutex.h"
 #include "absl/time/time.h"
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include "core/base/mutex.h"
+#include "core/metrics/operation_metrics.h"
 #include "core/metrics/process_collector.h"
 
 namespace kvbridge::metrics {
@@ -102,10 +103,15 @@ class ServerMetrics {
   void ArtifactGone(absl::string_view pair);
   void UnprovenAllowed(absl::string_view pair);
   void StateIs(absl::string_view state);  // "starting", "ready", "degraded", "draining"
-  void ConfigRead(absl::Time when);
   void EventWritten(absl::string_view sink);
   void RpcStarted(const RpcMethod& method);
   void RpcHandled(const RpcMethod& method, absl::string_view code, absl::Duration duration);
+
+  // Makes the series of a pair that came with a reload; up to kMaxPairs.
+  void AddPair(const std::string& pair);
+  // `pair`, or kOtherPair when it has no series of its own.
+  std::string Pair(absl::string_view pair) const;
+  OperationMetrics& operations() { return operations_; }
 
   // Prometheus text format 0.0.4.
   std::string Scrape();
@@ -114,14 +120,15 @@ class ServerMetrics {
   template <typename T>
   using Family = prometheus::Family<T>;
 
-  std::string Pair(absl::string_view pair) const;
-  void InitPair(const std::string& pair, const std::vector<ReasonLabel>& reasons);
+  void InitPair(const std::string& pair);
   void InitClosedLists(const Options& options);
 
   const std::vector<double> latency_buckets_;
+  const std::vector<ReasonLabel> reasons_;
   const std::function<Saturation()> saturation_;
   prometheus::Registry registry_;
   ProcessCollector process_;
+  OperationMetrics operations_;
 
   Family<prometheus::Counter>& transfers_;
   Family<prometheus::Counter>& fallbacks_;
@@ -147,12 +154,11 @@ class ServerMetrics {
   prometheus::Gauge& queue_depth_;
   prometheus::Gauge& memory_used_;
   prometheus::Counter& events_dropped_;
-  prometheus::Gauge& config_successful_;
-  prometheus::Gauge& config_timestamp_;
+  prometheus::Counter& overflow_;
 
-  std::set<std::string, std::less<>> pairs_;  // immutable after construction
-  std::set<RpcMethod> methods_;               // immutable after construction
-  base::Mutex mutex_;
+  std::set<RpcMethod> methods_;  // immutable after construction
+  mutable base::Mutex mutex_;
+  std::set<std::string, std::less<>> pairs_ ABSL_GUARDED_BY(mutex_);
   // The artifact_info series of each pair: taken away when another artifact replaces it.
   std::map<std::string, prometheus::Gauge*> artifact_series_ ABSL_GUARDED_BY(mutex_);
 };

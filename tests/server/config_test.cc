@@ -211,9 +211,60 @@ TEST(ConfigTest, PlaintextOffHostIsRefusedUnlessAllowed) {
   EXPECT_THAT(ErrorOf(File("listen: {grpc: ['0.0.0.0:50061']}")),
               HasSubstr("listen.grpc[0]: expected a loopback or unix address"));
   EXPECT_THAT(ErrorOf(File("listen: {admin: '0.0.0.0:9464'}")),
-              HasSubstr("listen.admin: expected a loopback or unix address"));
+              HasSubstr("listen.admin: expected a loopback address"));
   EXPECT_TRUE(
       LoadConfig(File("listen: {grpc: ['0.0.0.0:50061'], allow_plaintext_off_host: true}")).ok());
+}
+
+TEST(ConfigTest, TlsServesOtherHostsButNotTheAdminPages) {
+  const std::string tls = "tls: {cert_file: c.pem, key_file: k.pem}";
+  EXPECT_TRUE(LoadConfig(File("listen: {grpc: ['0.0.0.0:50061'], " + tls + "}")).ok());
+  EXPECT_THAT(ErrorOf(File("listen: {admin: '0.0.0.0:9464', " + tls + "}")),
+              HasSubstr("listen.admin: expected a loopback address"));
+}
+
+TEST(ConfigTest, TheHealthListenerMayBeOffThisHost) {
+  EXPECT_TRUE(LoadConfig(File("listen: {health: '0.0.0.0:50062'}")).ok());
+  EXPECT_THAT(ErrorOf(File("listen: {health: 'unix:/run/h.sock'}")),
+              HasSubstr("listen.health: expected host:port or nothing"));
+}
+
+TEST(ConfigTest, HalfOfTlsIsRefused) {
+  EXPECT_THAT(ErrorOf(File("listen: {tls: {cert_file: c.pem}}")),
+              HasSubstr("listen.tls.key_file: expected both cert_file and key_file or neither"));
+  EXPECT_THAT(ErrorOf(File("listen: {tls: {client_ca_file: ca.pem}}")),
+              HasSubstr("listen.tls.client_ca_file: expected a file beside listen.tls.cert_file"));
+  EXPECT_THAT(ErrorOf(File("listen: {tls: {refresh_interval: 0s}}")),
+              HasSubstr("listen.tls.refresh_interval: expected more than 0s, got 0"));
+}
+
+TEST(ConfigTest, GrantsNameKnownGroupsAndNeedAnAuthority) {
+  const auto with = [](const std::string& grant) {
+    return ErrorOf(File("auth: {san: [" + grant + "]}"));
+  };
+  EXPECT_THAT(with("{name: a, groups: [transfer, root]}"),
+              AllOf(HasSubstr("auth.san: expected none without listen.tls.client_ca_file, got 1"),
+                    HasSubstr("auth.san[0].groups: expected transfer, plan, memory or admin, got "
+                              "\"root\"")));
+  EXPECT_THAT(with("{name: a}"), HasSubstr("auth.san[0].groups: expected at least one group"));
+}
+
+TEST(ConfigTest, TenantsAreNamedOnceAndWeighSomething) {
+  EXPECT_THAT(ErrorOf(File("tenants: [{name: a, weight: 0}, {name: a}, {name: 'b c'}]")),
+              AllOf(HasSubstr("tenants[0].weight: expected a number above 0, at most 1000, got 0"),
+                    HasSubstr("tenants[1].name: expected a name used once, got \"a\""),
+                    HasSubstr("tenants[2].name: expected 1 to 128 printable characters")));
+}
+
+TEST(ConfigTest, NestedSettingsHaveFlagsAndVariables) {
+  const auto loaded = LoadConfig({.env = {{"KVBRIDGE_LISTEN_TLS_REFRESH_INTERVAL", "3s"},
+                                          {"KVBRIDGE_MEMORY_ALLOWED_UIDS", "7,8"}},
+                                  .flags = {{"listen.tls.refresh_interval", "2s"}}});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.listen().tls().refresh_interval().seconds(), 2);
+  EXPECT_EQ(loaded->config.memory().allowed_uids(1), 8u);
+  EXPECT_EQ(loaded->origins.at("listen.tls.refresh_interval"), Origin::kFlag);
+  EXPECT_EQ(FlagName("listen.tls.refresh_interval"), "--listen-tls-refresh-interval");
 }
 
 TEST(ConfigTest, BadAndRepeatedAddressesAreRefused) {

@@ -79,6 +79,7 @@ TEST(ServerMetricsTest, EveryFamilyIsInTheListWithItsTypeAndLabels) {
   metrics.ArtifactLoad("pair-0", "ok", absl::Seconds(1));
   metrics.ArtifactResident({.pair = "pair-0", .artifact = "abc"});
   metrics.UnprovenAllowed("pair-0");
+  metrics.operations().CertificateExpires("server", absl::UnixEpoch() + absl::Hours(1));
   std::map<std::string, MetricSpec> listed;
   for (const MetricSpec& spec : kAllMetrics) listed.emplace(spec.name, spec);
   EXPECT_EQ(listed.size(), std::size(kAllMetrics)) << "a name is listed twice";
@@ -205,6 +206,39 @@ TEST(ServerMetricsTest, GaugesAreReadWhenScraped) {
   const std::string scrape = metrics.Scrape();
   EXPECT_THAT(scrape, HasSubstr("kvbridge_queue_depth 0"));
   EXPECT_THAT(scrape, HasSubstr("kvbridge_events_dropped_total{sink=\"log\"} 2"));
+}
+
+TEST(ServerMetricsTest, ARefusedConfigurationShowsUntilOneIsTaken) {
+  ServerMetrics metrics(EightPairs());
+  OperationMetrics& operations = metrics.operations();
+  operations.ConfigRead(absl::FromUnixSeconds(100));
+  operations.ConfigRefused();
+  EXPECT_THAT(metrics.Scrape(), HasSubstr("kvbridge_config_last_reload_successful 0\n"));
+  EXPECT_THAT(metrics.Scrape(),
+              HasSubstr("kvbridge_config_last_reload_success_timestamp_seconds 100\n"));
+  operations.ConfigReloaded(absl::FromUnixSeconds(200));
+  const std::string scrape = metrics.Scrape();
+  EXPECT_THAT(scrape, HasSubstr("kvbridge_config_last_reload_successful 1\n"));
+  EXPECT_THAT(scrape, HasSubstr("kvbridge_config_reloads_total{result=\"error\"} 1\n"));
+  EXPECT_THAT(scrape, HasSubstr("kvbridge_config_reloads_total{result=\"ok\"} 1\n"));
+}
+
+TEST(ServerMetricsTest, APairThatComesLaterHasItsSeriesFromThenOn) {
+  ServerMetrics metrics(EightPairs());
+  metrics.AddPair("late");
+  EXPECT_THAT(metrics.Scrape(),
+              HasSubstr("kvbridge_transfers_total{outcome=\"applied\",pair=\"late\"} 0"));
+  EXPECT_EQ(metrics.Pair("late"), "late");
+  EXPECT_EQ(metrics.Pair("stranger"), kOtherPair);
+}
+
+TEST(ServerMetricsTest, ACircuitIsInOneStateAtATime) {
+  ServerMetrics metrics(EightPairs());
+  metrics.operations().CircuitIs("pair-0", "half_open");
+  const std::string scrape = metrics.Scrape();
+  EXPECT_THAT(scrape, HasSubstr("circuit_state{pair=\"pair-0\",state=\"half_open\"} 1"));
+  EXPECT_THAT(scrape, HasSubstr("circuit_state{pair=\"pair-0\",state=\"closed\"} 0"));
+  EXPECT_THAT(scrape, HasSubstr("circuit_state{pair=\"pair-1\",state=\"closed\"} 1"));
 }
 
 TEST(ServerMetricsTest, RpcsAreCountedByCode) {

@@ -1,0 +1,325 @@
+"""Who may reach kvbridged, over real connections: TLS, client certificates, and their replacement while it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import grpc
+import pytest
+from certificates import Authority, MountedSecret
+from conftest import ARTIFACT, FAMILY, binary
+from kvbridge.testing import LocalServer
+from kvbridge.v1 import transfer_pb2, transfer_pb2_grpc
+
+ROUTE = {
+    "name": "pair",
+    "artifact": str(ARTIFACT),
+    "allow_unproven": True,
+    "source_config": str(FAMILY / "small/config.json"),
+    "target_config": str(FAMILY / "large/config.json"),
+}
+PATIENCE = 30.0
+
+
+class Pki:
+    """An authority of servers, one of clients, and the server's secret as it is mounted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.servers = Authority(folder, "servers")
+        self.clients = Authority(folder, "clients")
+        self.secret = MountedSecret(folder / "secret")
+        self.folder = folder
+        self.renew()
+
+    def renew(self, **parts: bytes) -> None:
+        issued = self.servers.issue("DNS:localhost", "IP:127.0.0.1")
+        files = {"cert": issued.certificate, "key": issued.key, "ca": self.clients.certificate}
+        self.secret.put(**{**files, **parts})
+
+    def tls(self, **more: object) -> dict[str, object]:
+        files = {"cert_file": self.secret.path("cert.pem"), "key_file": self.secret.path("key.pem")}
+        return {**files, "refresh_interval": "50ms", **more}
+
+    def mutual(self, **more: object) -> dict[str, object]:
+        return self.tls(**{"client_ca_file": self.secret.path("ca.pem"), **more})
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    return Pki(tmp_path)
+
+
+class SecureServer(LocalServer):
+    """On a TCP port with the TLS given, beside its unix socket."""
+
+    def __init__(self, tls: dict[str, object], routes=(), **settings: object) -> None:
+        super().__init__(binary("KVBRIDGED"), routes, settings)
+        grpc_addresses = ["127.0.0.1:0", self.address]
+        self._settings["listen"] = {
+            "grpc": grpc_addresses,
+            "admin": "127.0.0.1:0",
+            "health": "127.0.0.1:0",
+            "tls": tls,
+        }
+
+    @property
+    def ports(self) -> dict[str, object]:
+        return json.loads(self._ports.read_text())
+
+    @property
+    def port(self) -> int:
+        return int(self.ports["grpc"][0].rsplit(":", 1)[1])
+
+    def channel(self, root: bytes, client=None, name: str = "localhost") -> grpc.Channel:
+        credentials = grpc.ssl_channel_credentials(
+            root, *((client.key, client.certificate) if client else (None, None))
+        )
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", name)]
+        return grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
+
+    def serial(self, root: bytes) -> int:
+        """Of the certificate that a new connection is shown."""
+        shown = ssl.get_server_certificate(("127.0.0.1", self.port))
+        path = self.folder / "shown.pem"
+        path.write_text(shown)
+        return int(subprocess.check_output(["openssl", "x509", "-in", path, "-noout", "-serial"]).split(b"=")[1], 16)
+
+    def logged(self, text: str) -> bool:
+        return any(text in line for line in self.log.read_text().splitlines())
+
+
+def health(channel: grpc.Channel, timeout: float = 5.0) -> transfer_pb2.HealthResponse:
+    return transfer_pb2_grpc.KvBridgeStub(channel).Health(transfer_pb2.HealthRequest(), timeout=timeout)
+
+
+def status(channel: grpc.Channel) -> grpc.StatusCode:
+    """Of a health call."""
+    try:
+        health(channel)
+        return grpc.StatusCode.OK
+    except grpc.RpcError as error:
+        return error.code()
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+# --- TLS
+
+
+def test_a_tcp_address_speaks_tls_only_and_the_unix_socket_plaintext(pki):
+    with SecureServer(pki.tls(), [ROUTE]) as server:
+        with server.channel(pki.servers.certificate) as channel:
+            assert health(channel).routes[0].serving
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            assert status(channel) == grpc.StatusCode.UNAVAILABLE
+        with grpc.insecure_channel(server.address) as channel:
+            assert status(channel) == grpc.StatusCode.OK
+
+
+def test_a_client_refuses_a_server_of_another_authority_or_name(pki):
+    with SecureServer(pki.tls()) as server:
+        for root, name in ((pki.clients.certificate, "localhost"), (pki.servers.certificate, "elsewhere")):
+            with server.channel(root, name=name) as channel:
+                assert status(channel) == grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("newest", "spoken"), [("TLSv1_1", False), ("TLSv1_2", True)])
+def test_the_old_protocols_are_not_spoken(pki, newest, spoken):
+    context = ssl.create_default_context(cadata=pki.servers.certificate.decode())
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = ssl.TLSVersion.TLSv1
+        context.maximum_version = ssl.TLSVersion[newest]
+    with SecureServer(pki.tls()) as server, socket.create_connection(("127.0.0.1", server.port)) as plain:
+        try:
+            context.wrap_socket(plain, server_hostname="localhost").close()
+            assert spoken
+        except OSError:
+            assert not spoken
+
+
+def test_client_certificates_must_be_there_valid_and_of_the_authority(pki):
+    good = pki.clients.issue("URI:spiffe://test/router")
+    expired = pki.clients.issue("URI:spiffe://test/router", days=-1)
+    stranger = pki.servers.issue("URI:spiffe://test/router")
+    with SecureServer(pki.mutual()) as server:
+        for client, expected in (
+            (good, grpc.StatusCode.OK),
+            (None, grpc.StatusCode.UNAVAILABLE),
+            (expired, grpc.StatusCode.UNAVAILABLE),
+            (stranger, grpc.StatusCode.UNAVAILABLE),
+        ):
+            with server.channel(pki.servers.certificate, client) as channel:
+                assert status(channel) == expected
+
+
+def test_client_certificates_may_be_left_out_where_they_are_not_required(pki):
+    with SecureServer(pki.mutual(require_client_cert=False)) as server:
+        with server.channel(pki.servers.certificate) as channel:
+            assert status(channel) == grpc.StatusCode.OK
+        with server.channel(pki.servers.certificate, pki.servers.issue("DNS:x")) as channel:
+            assert status(channel) == grpc.StatusCode.UNAVAILABLE
+
+
+# --- replacement
+
+
+class Load:
+    """Calls on a connection that stays and on ever new ones, from several threads, until stopped."""
+
+    def __init__(self, server: SecureServer, pki: Pki) -> None:
+        self.failures: list[str] = []
+        self.calls = 0
+        self._stop = threading.Event()
+        self._root = pki.servers.certificate
+        self._client = pki.clients.issue("URI:spiffe://test/router")
+        self._threads = [
+            threading.Thread(target=self._run, args=(server, fresh)) for fresh in (False, True, True)
+        ]
+
+    def _run(self, server: SecureServer, fresh: bool) -> None:
+        channel = server.channel(self._root, self._client)
+        while not self._stop.is_set():
+            if fresh:
+                channel.close()
+                channel = server.channel(self._root, self._client)
+            try:
+                health(channel)
+                self.calls += 1
+            except grpc.RpcError as error:
+                self.failures.append(f"{error.code()}: {error.details()}")
+        channel.close()
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_certificates_are_replaced_under_load_without_a_failed_call(pki):
+    with SecureServer(pki.mutual()) as server, Load(server, pki) as load:
+        for expected in (2, 3, 4):
+            before = load.calls
+            pki.renew()
+            until(lambda expected=expected: server.serial(pki.servers.certificate) == expected)
+            until(lambda before=before: load.calls > before + 20)
+    assert load.failures == []
+
+
+def test_a_signal_replaces_them_at_once(pki):
+    with SecureServer(pki.tls(refresh_interval="1h")) as server:
+        pki.renew()
+        assert server.serial(pki.servers.certificate) == 1
+        os.kill(server.pid, signal.SIGHUP)
+        until(lambda: server.serial(pki.servers.certificate) == 2)
+
+
+def test_a_bad_set_is_not_used_and_the_next_good_one_is(pki):
+    with SecureServer(pki.tls()) as server:
+        pki.renew(key=pki.servers.issue("DNS:localhost").key)
+        until(lambda: server.logged("the certificates in use are kept"))
+        assert server.logged("listen.tls.key_file")
+        assert server.serial(pki.servers.certificate) == 1
+        pki.renew()
+        until(lambda: server.serial(pki.servers.certificate) == 4)
+        assert not server.logged("PRIVATE KEY")
+
+
+def test_a_new_authority_of_clients_replaces_the_old_one(pki, tmp_path):
+    others = Authority(tmp_path, "others")
+    old, new = pki.clients.issue("DNS:a"), others.issue("DNS:a")
+    with SecureServer(pki.mutual()) as server:
+        pki.renew(ca=others.certificate)
+        until(lambda: server.logged("certificates were replaced"))
+        for client, expected in ((new, grpc.StatusCode.OK), (old, grpc.StatusCode.UNAVAILABLE)):
+            with server.channel(pki.servers.certificate, client) as channel:
+                assert status(channel) == expected
+
+
+def test_the_expiry_is_a_metric(pki):
+    name = "kvbridge_tls_certificate_expiry_timestamp_seconds"
+    with SecureServer(pki.mutual()) as server:
+        left = {role: server.metrics()[f'{name}{{role="{role}"}}'] - time.time() for role in ("server", "ca")}
+    assert left["server"] == pytest.approx(20 * 86400, abs=600)
+    assert left["ca"] == pytest.approx(30 * 86400, abs=600)
+
+
+# --- startup
+
+
+def check_config(folder: Path, tls: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    path = folder / "check.json"
+    path.write_text(json.dumps({"listen": {"grpc": ["0.0.0.0:0"], "tls": tls}}))
+    return subprocess.run([binary("KVBRIDGED"), "--config", path, "--check-config"], capture_output=True, text=True)
+
+
+def test_a_good_set_may_listen_to_other_hosts(pki):
+    checked = check_config(pki.folder, pki.mutual())
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "content", "reason"),
+    [
+        ("cert_file", b"hello", "expected PEM certificates, got none"),
+        ("key_file", b"hello", "expected an unencrypted private key in PEM, got none"),
+        ("client_ca_file", b"", "expected PEM certificates, got none"),
+        ("cert_file", None, "No such file"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_name(pki, setting, content, reason):
+    bad = pki.folder / "bad.pem"
+    if content is not None:
+        bad.write_bytes(content)
+    checked = check_config(pki.folder, pki.mutual(**{setting: str(bad)}))
+    assert checked.returncode == 2
+    assert f"listen.tls.{setting}: {bad}: " in checked.stderr and reason in checked.stderr
+
+
+def test_a_key_of_another_certificate_is_refused(pki):
+    pki.renew(key=pki.servers.issue("DNS:localhost").key)
+    checked = check_config(pki.folder, pki.tls())
+    assert checked.returncode == 2 and "expected the private key of the first certificate, got another" in checked.stderr
+
+
+def test_an_expired_certificate_is_a_warning(pki):
+    expired = pki.servers.issue("DNS:localhost", days=-1)
+    pki.renew(cert=expired.certificate, key=expired.key)
+    checked = check_config(pki.folder, pki.tls())
+    assert checked.returncode == 0 and "a certificate expired at" in checked.stderr
+
+
+# --- the health listener
+
+
+def test_the_health_listener_speaks_health_and_nothing_else(pki):
+    check = "/grpc.health.v1.Health/Check"
+    reflect = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    with SecureServer(pki.mutual(), [ROUTE]) as server, grpc.insecure_channel(server.ports["health"]) as channel:
+        for service, serving in ((b"", b"\x08\x01"), (b"kvbridge.route/pair", b"\x08\x01")):
+            request = b"\x0a" + bytes([len(service)]) + service if service else b""
+            assert channel.unary_unary(check)(request, timeout=5) == serving
+        assert status(channel) == grpc.StatusCode.UNIMPLEMENTED
+        with pytest.raises(grpc.RpcError) as refused:
+            next(channel.stream_stream(reflect)(iter([b""]), timeout=5))
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
