@@ -22,6 +22,7 @@
 #include "server/grpc_log.h"
 #include "server/log.h"
 #include "server/server.h"
+#include "server/service_manager.h"
 #include "server/signal_watcher.h"
 #include "server/tls.h"
 #include "server/version.h"
@@ -121,14 +122,23 @@ int Serve(const LoadedConfig& loaded, const std::string& ports_file) {
   if (!server.ok()) return Fail(server.status(), kCannotServe);
   TakeGrpcLog(&log, [&server] { (*server)->HandshakeFailed(); });
   const absl::Cleanup drop_log = [] { DropGrpcLog(); };
-  const SignalWatcher signals([&server, &log](int signal) {
+  const ServiceManager manager(ServiceManager::FromEnvironment(),
+                               [&server] { return (*server)->alive(); });
+  const SignalWatcher signals([&server, &log, &manager](int signal) {
     log.Info("signal", {{"signal", absl::StrCat("SIG", sigabbrev_np(signal))}});
-    if (signal == SIGHUP) return (*server)->Reload();
-    (*server)->RequestDrain(/*skip_delay=*/signal == SIGINT);
+    if (signal == SIGHUP) {
+      manager.Reloading();
+      (*server)->Reload();
+      manager.Ready();
+    } else {
+      manager.Stopping();
+      (*server)->RequestDrain(/*skip_delay=*/signal == SIGINT);
+    }
   });
   absl::Status status = (*server)->Start();
   if (status.ok()) status = WritePorts(ports_file, **server);
   if (!status.ok()) return Fail(status, kCannotServe);
+  manager.Ready();
   (*server)->Wait();
   return kOk;
 }

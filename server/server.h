@@ -61,6 +61,9 @@ class Server {
   // Of the plaintext health listener; empty when there is none.
   const std::string& health_address() const { return health_address_; }
 
+  // Whether the workers still get anywhere.
+  bool alive() { return liveness_.Check().ok; }
+
   // Reads the certificates again. What does not pass its checks changes nothing, is logged and
   // counted.
   void Reload();

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, binary
+from kvbridge.testing import LocalServer
 from operations import DEPLOY, tool
 
 SYSTEMD = DEPLOY / "systemd"
@@ -52,6 +56,29 @@ def test_little_of_the_host_is_exposed(unit, prepare, most):
     prepare(unit)
     code, text = analyze("security", "--offline=true", f"--threshold={most}", unit)
     assert code == 0, text.splitlines()[-1]
+
+
+def hear(manager, word):
+    """Waits for a message that begins so; others may come before."""
+    while not (said := manager.recv(4096).decode()).startswith(word):
+        pass
+    return said
+
+
+def test_kvbridged_says_what_it_does(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "300000")
+        with LocalServer(binary("KVBRIDGED"), []) as server:
+            hear(manager, "READY=1")
+            hear(manager, "WATCHDOG=1")
+            os.kill(server.pid, signal.SIGHUP)
+            assert "MONOTONIC_USEC=" in hear(manager, "RELOADING=1")
+            hear(manager, "READY=1")
+            assert server.stop() == 0
+            hear(manager, "STOPPING=1")
 
 
 def test_it_waits_for_a_drain():
