@@ -309,3 +309,27 @@ def test_without_the_extra_the_command_says_what_to_install():
     assert len(run.stderr.splitlines()) == 1
 
 
+def test_the_next_turn_maps_its_new_tokens_only(serve, small, large, ids):
+    client, server = serve()
+    first = hf.transfer_cache(client, hf.prefill(small, ids[:, :120]), input_ids=ids[:, :120], **SPECS)
+    assert first.prefix.covered == 119
+    hf.continue_from(large, first.cache, ids[:, :130])
+    held = first.prefix.followed_by(ids[0, :130].numpy())
+    whole = hf.prefill(small, ids)
+    turn = hf.transfer_cache(client, whole, input_ids=ids, prefix=held, onto=first.cache, **SPECS)
+    assert (turn.result.first_token, turn.result.covered_tokens) == (130, 199)
+    assert server.headers[-1].first_token == 130
+    assert turn.cache.get_seq_length() == 199
+    alone = hf.transfer_cache(client, whole, input_ids=ids, **SPECS)
+    for (key, _), (want, _), (kept, _) in zip(
+        *(zip(*hf.layer_tensors(c)) for c in (turn.cache, alone.cache, first.cache))
+    ):
+        torch.testing.assert_close(key[:, :, 130:], want[:, :, 130:])
+        torch.testing.assert_close(key[:, :, :130], kept[:, :, :130])
+
+
+def test_a_prefix_without_its_cache_is_refused(serve, small, ids):
+    client, _ = serve()
+    first = hf.transfer_cache(client, hf.prefill(small, ids), input_ids=ids, **SPECS)
+    with pytest.raises(ValueError, match="onto: expected"):
+        hf.transfer_cache(client, hf.prefill(small, ids), input_ids=ids, prefix=first.prefix, **SPECS)

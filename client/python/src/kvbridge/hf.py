@@ -19,6 +19,7 @@ from kvbridge.client import Client
 from kvbridge.digests import chat_template_digest, tokenizer_digest
 from kvbridge.extra import DynamicCache, torch
 from kvbridge.model_spec import model_spec
+from kvbridge.prefix import MappedPrefix
 from kvbridge.result import UNSUPPORTED, TransferResult, fallback
 from kvbridge.v1 import types_pb2
 
@@ -36,10 +37,12 @@ _SALT = "kvbridge_salt"
 
 @dataclass(frozen=True)
 class CacheTransfer:
-    """`cache` is there if and only if the transfer was applied."""
+    """`cache` is there if and only if the transfer was applied; `prefix`, for the next turn, if input_ids were
+    given, too."""
 
     result: TransferResult
     cache: DynamicCache | None
+    prefix: MappedPrefix | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ def transfer_cache(
     attention_mask: torch.Tensor | None = None,
     native_tail: int = 1,
     allow_remap: bool = False,
+    prefix: MappedPrefix | None = None,
+    onto: DynamicCache | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     **options: Any,
@@ -134,11 +139,15 @@ def transfer_cache(
     input_ids: the prompt [1, tokens] that the target goes on from, at least as long as the cache; only the
     part that the target does not prefill itself is sent. attention_mask: of the prompt; zeros may only come
     first. allow_remap: send a cache that a map has made (each map adds its error; routes refuse it too,
-    unless their max_hops says otherwise). device, dtype: of the returned cache, default CPU and the target
+    unless their max_hops says otherwise). prefix, onto: the target's cache from an earlier turn and what it holds
+    (CacheTransfer.prefix, followed_by() what the target has written since); only tokens after what it shares with
+    input_ids are mapped, and the result begins with a copy of the rest. device, dtype: of the returned cache, default CPU and the target
     spec's element type. options: of Client.transfer. `cache` is left as it is.
 
     ValueError for a batch, for padding that is not left, and for tensors that contradict the spec.
     """
+    if prefix is not None and (onto is None or onto.get_seq_length() < prefix.covered):
+        raise ValueError(f"onto: expected the target's cache of the prefix's {prefix.covered} tokens")
     hops = int(getattr(cache, _HOPS, 0))
     if hops and not allow_remap:
         detail = f"the cache is itself the result of {hops} map(s); allow_remap sends it all the same"
@@ -163,12 +172,16 @@ def transfer_cache(
         prompt_tokens=prompt,
         native_tail=native_tail,
         hops=hops,
+        prefix=prefix,
         **options,
     )
     if not result.applied:
         return CacheTransfer(result, None)
     kind = _TORCH[target.geometry.element_type]
-    return CacheTransfer(result, _to_cache(result, kind, device, dtype or kind))
+    mapped = _to_cache(result, kind, device, dtype or kind, onto)
+    if input_ids is None:
+        return CacheTransfer(result, mapped)
+    return CacheTransfer(result, mapped, MappedPrefix.of(result, input_ids[0].cpu().numpy()))
 
 
 def generate_with_transfer(
@@ -318,10 +331,15 @@ def to_numpy(tensor: torch.Tensor) -> Array:
 
 
 def _to_cache(
-    result: TransferResult, kind: torch.dtype, device: torch.device | str, dtype: torch.dtype
+    result: TransferResult,
+    kind: torch.dtype,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    onto: DynamicCache | None,
 ) -> DynamicCache:
+    """What was mapped, behind the tokens that were in place."""
     assert result.keys is not None and result.values is not None
-    cache = DynamicCache()
+    cache = DynamicCache() if onto is None else cut(onto, result.first_token)
     for layer, pair in enumerate(zip(result.keys, result.values)):
         bits = (torch.from_numpy(a.view(np.int16) if a.dtype == np.uint16 else a) for a in pair)
         key, value = (part.view(kind).to(device, dtype)[None] for part in bits)
