@@ -62,6 +62,13 @@ absl::Status WorkerPool::Submit(std::function<void()> job) {
   return absl::OkStatus();
 }
 
+// Also while stopping: the worker that calls this comes back for the queue.
+void WorkerPool::Resubmit(std::function<void()> job) {
+  MutexLock lock(&mutex_);
+  jobs_.push_back(std::move(job));
+  wake_.Signal();
+}
+
 void WorkerPool::ParallelFor(int64_t n, absl::FunctionRef<void(int64_t)> body) {
   if (n <= 0) return;
   if (n == 1) {

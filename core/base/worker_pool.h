@@ -1,5 +1,5 @@
-// The one thread pool of a process. Requests share it by tiles: a *job* is one tile of one
-// transfer, a *loop* is the parallel inside of a job. An idle worker helps the oldest running loop
+// The one thread pool of a process. Requests share it by units of work: a *job* runs one unit, a
+// *loop* is the parallel inside of a job. An idle worker helps the oldest running loop
 // before it takes a new job, so a lone request uses every core and a full queue never has more
 // threads than cores.
 //
@@ -40,6 +40,10 @@ class WorkerPool {
 
   // Queues a job, first in first out.
   absl::Status Submit(std::function<void()> job);
+
+  // The same from inside a job, for what it leaves to be done: never refused, since that is no more
+  // than the job itself was.
+  void Resubmit(std::function<void()> job);
 
   // Runs body(i) for i in [0, n), on the caller and on idle workers; returns when all are done.
   // No order is promised between iterations.

@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "core/base/status_macros.h"
+#include "core/engine/dispatcher.h"
+#include "core/engine/sweep.h"
 #include "core/guard/post_check.h"
 
 namespace kvbridge::engine {
@@ -44,23 +46,6 @@ absl::Status CheckView(const kv::KvView& view, const model::KvGeometry& geometry
   return absl::OkStatus();
 }
 
-// A sweep begins with a single layer and grows, never across a multiple of kLayersPerGroup: the
-// first layer is ready early, and the others cost few passes.
-kv::LayerRange FirstGroup(bool sweep, int32_t layers) {
-  return {0, std::min(sweep ? 1 : device::kLayersPerGroup, layers)};
-}
-kv::LayerRange GroupAfter(kv::LayerRange group, int32_t layers) {
-  const int32_t size = std::min(group.end, device::kLayersPerGroup);
-  return {group.end, std::min(group.end + size, layers)};
-}
-
-void ReleaseSource(TileWork& work) {
-  work.source_owner.reset();
-  if (const auto released = std::exchange(work.on_source_released, nullptr)) released();
-}
-
-absl::Status Stopped() { return absl::CancelledError("transfer: refused or finished"); }
-
 }  // namespace
 
 Transfer::Transfer(const Env& env, Parts parts)
@@ -74,7 +59,13 @@ Transfer::Transfer(const Env& env, Parts parts)
       positions_(std::move(parts.positions)),
       salt_(std::move(parts.salt)),
       budget_end_(parts.budget_end),
-      expected_seconds_(parts.expected_seconds) {}
+      expected_seconds_(parts.expected_seconds),
+      seconds_per_token_(parts.seconds_per_token),
+      due_(parts.due) {}
+
+Transfer::~Transfer() { env_.dispatcher->Leave(spec_.tenant); }
+
+absl::Status Transfer::Stopped() { return absl::CancelledError("transfer: refused or finished"); }
 
 absl::Status Transfer::CheckWork(const TileWork& work) const {
   const kv::TokenRange tokens = work.tokens;
@@ -105,10 +96,8 @@ absl::Status Transfer::SubmitTile(TileWork work) {
     submitted_.Insert(work.tokens);
     ++works_running_;
   }
-  const absl::Status queued = env_.pool->Submit(
-      [self = shared_from_this(), work = std::move(work), now = env_.clock->Now()]() mutable {
-        RunWork(std::move(self), std::move(work), now);
-      });
+  const absl::Status queued = env_.dispatcher->Submit(
+      std::make_shared<Sweep>(shared_from_this(), std::move(work), env_.tiles_in_flight));
   if (!queued.ok()) {
     Cancel(Fallback(Reason::kOverload, queued.message()));
     base::MutexLock lock(&mutex_);
@@ -117,115 +106,18 @@ absl::Status Transfer::SubmitTile(TileWork work) {
   return queued;
 }
 
-// The last act of a worker in a work: everything it held is let go before the plane hears of it.
-void Transfer::RunWork(std::shared_ptr<Transfer> self, TileWork work, absl::Time queued) {
-  self->AddStage(Stage::kQueue, self->Since(queued));
-  const absl::Status status = self->MapWork(work);
-  if (!status.ok()) self->Cancel(FromDevice(status));
+void Transfer::Fail(const absl::Status& device_error) { Cancel(FromDevice(device_error)); }
+
+void Transfer::WorkDone(int64_t tokens, const absl::Status& status, absl::Duration busy) {
   {
-    base::MutexLock lock(&self->mutex_);
-    --self->works_running_;
-    if (status.ok()) self->done_tokens_ += work.tokens.size();
+    base::MutexLock lock(&mutex_);
+    --works_running_;
+    if (status.ok()) done_tokens_ += tokens;
   }
-  const auto on_done = std::move(work.on_done);
-  work = TileWork();
-  self.reset();
-  if (on_done) on_done(status);
-}
-
-absl::Status Transfer::MapWork(TileWork& work) {
-  absl::Duration busy;
-  std::vector<Tile> tiles = Cut(work);
-  const int32_t at_start = env_.works_on_device->fetch_add(1) + 1;
-  const absl::Status status = Sweep(work, tiles, &busy);
-  const int32_t at_end = env_.works_on_device->fetch_sub(1);
-  tiles.clear();
-  ReleaseSource(work);
-  // Short works cost nearly as much as full tiles and say little about the rate. Works that ran
-  // side by side shared the device.
-  if (status.ok() && 2 * work.tokens.size() >= env_.tile_tokens) {
-    env_.rates->Record(artifact_digest(), static_cast<double>(work.tokens.size()),
-                       2 * busy / (at_start + at_end), env_.clock->Now());
+  // Short works cost nearly as much as full tiles and say little about the rate.
+  if (status.ok() && 2 * tokens >= env_.tile_tokens) {
+    env_.rates->Record(artifact_digest(), static_cast<double>(tokens), busy, env_.clock->Now());
   }
-  return status;
-}
-
-std::vector<Transfer::Tile> Transfer::Cut(const TileWork& work) const {
-  std::vector<Tile> tiles;
-  for (int64_t begin = work.tokens.begin; begin < work.tokens.end; begin += env_.tile_tokens) {
-    const kv::TokenRange tokens{begin, std::min(begin + env_.tile_tokens, work.tokens.end)};
-    tiles.push_back({tokens, work.target_begin + begin - work.tokens.begin, Pads(tokens), nullptr});
-  }
-  return tiles;
-}
-
-absl::Status Transfer::Sweep(TileWork& work, std::vector<Tile>& tiles, absl::Duration* busy) {
-  const bool sweep = tiles.size() > 1;
-  if (!sweep) {
-    KVB_RETURN_IF_ERROR(PrepareTile(work, tiles.front(), busy));
-    ReleaseSource(work);
-  }
-  for (kv::LayerRange layers = FirstGroup(sweep, work.target.layers); layers.size() > 0;
-       layers = GroupAfter(layers, work.target.layers)) {
-    bool source_needed = false;
-    for (Tile& tile : tiles) {
-      if (sweep && layers.begin == 0) KVB_RETURN_IF_ERROR(PrepareTile(work, tile, busy));
-      KVB_RETURN_IF_ERROR(MapTile(work, tile, layers, busy));
-      source_needed |= tile.prepared != nullptr && tile.prepared->source_layers() > layers.end;
-    }
-    if (!source_needed) ReleaseSource(work);
-    if (publish() && work.on_layers) work.on_layers(layers);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Transfer::MapTile(const TileWork& work, Tile& tile, kv::LayerRange layers,
-                               absl::Duration* busy) {
-  if (cancelled()) return Stopped();
-  if (layers.begin == 0) MarkDirty(work, tile);
-  const absl::Time start = env_.clock->Now();
-  const absl::StatusOr<device::TileChecks> checks = MapLayers(work, tile, layers);
-  const absl::Time mapped = env_.clock->Now();
-  AddStage(Stage::kMap, mapped - start);
-  *busy += mapped - start;
-  if (!checks.ok()) return checks.status();
-  const absl::Status good = CheckLayers(*checks);
-  AddStage(Stage::kGuard, Since(mapped));
-  return good;
-}
-
-absl::Status Transfer::PrepareTile(const TileWork& work, Tile& tile, absl::Duration* busy) {
-  if (cancelled()) return Stopped();
-  if (tile.pads == tile.tokens.size()) return absl::OkStatus();
-  const absl::Time start = env_.clock->Now();
-  const kv::TokenRange mapped{tile.tokens.begin + tile.pads, tile.tokens.end};
-  const int64_t source_begin = work.source_begin - work.tokens.begin;
-  KVB_ASSIGN_OR_RETURN(
-      tile.prepared,
-      env_.backend->Prepare(
-          *pin_.resident,
-          {.view = &work.source,
-           .tokens = {source_begin + mapped.begin, source_begin + mapped.end},
-           .positions = positions_.span(mapped),
-           .keys_are_roped = spec_.key_state == guard::KeyState::kRoped,
-           .use = work.tokens.size() > env_.tile_tokens ? device::SourceUse::kByLayer
-                                                        : device::SourceUse::kAtOnce}));
-  const absl::Duration took = Since(start);
-  AddStage(Stage::kStripRope, took);
-  *busy += took;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<device::TileChecks> Transfer::MapLayers(const TileWork& work, const Tile& tile,
-                                                       kv::LayerRange layers) {
-  for (int32_t layer = layers.begin; tile.pads > 0 && layer < layers.end; ++layer) {
-    for (const kv::Component c : kv::kComponents) {
-      kv::ZeroRows(work.target, layer, c, {tile.target_begin, tile.target_begin + tile.pads});
-    }
-  }
-  if (tile.prepared == nullptr) return device::TileChecks();
-  return env_.backend->MapLayers(*pin_.resident, *tile.prepared, layers, work.target,
-                                 tile.target_begin + tile.pads, [this] { return cancelled(); });
 }
 
 absl::Status Transfer::CheckLayers(const device::TileChecks& checks) {
@@ -243,25 +135,27 @@ int64_t Transfer::Pads(kv::TokenRange range) const {
   return std::clamp<int64_t>(positions_.pads() - range.begin, 0, range.size());
 }
 
-void Transfer::MarkDirty(const TileWork& work, const Tile& tile) {
-  const int64_t page_tokens = work.target.tokens_per_page;
-  if (page_tokens == 0) return;
-  const int64_t first = tile.target_begin / page_tokens;
-  const int64_t last = (tile.target_begin + tile.tokens.size() - 1) / page_tokens;
+void Transfer::MarkDirty(const kv::KvView& target, int64_t begin, int64_t tokens) {
+  if (target.tokens_per_page == 0) return;
+  const int64_t first = begin / target.tokens_per_page;
+  const int64_t last = (begin + tokens - 1) / target.tokens_per_page;
   base::MutexLock lock(&mutex_);
-  dirty_pages_.insert(work.target.pages.begin() + first, work.target.pages.begin() + last + 1);
+  dirty_pages_.insert(target.pages.begin() + first, target.pages.begin() + last + 1);
 }
 
 bool Transfer::Cancel(Refusal refusal) {
-  base::MutexLock lock(&mutex_);
-  if (refusal_.has_value() || finished_) return false;
-  refusal_ = std::move(refusal);
-  stopped_.store(true, std::memory_order_release);
+  {
+    base::MutexLock lock(&mutex_);
+    if (refusal_.has_value() || finished_) return false;
+    refusal_ = std::move(refusal);
+    stopped_->store(true, std::memory_order_release);
+  }
+  env_.dispatcher->ExpelRefused();
   return true;
 }
 
 bool Transfer::cancelled() {
-  if (stopped_.load(std::memory_order_acquire)) return true;
+  if (stopped_->load(std::memory_order_acquire)) return true;
   const absl::Time now = env_.clock->Now();
   if (now < stop_at()) return false;
   Cancel(now >= spec_.deadline ? Fallback(Reason::kDeadlineExceeded, "the call's deadline passed")
@@ -290,7 +184,7 @@ std::optional<Decision> Transfer::Finish() {
   base::MutexLock lock(&mutex_);
   if (finished_) return std::nullopt;
   finished_ = true;
-  stopped_.store(true, std::memory_order_release);
+  stopped_->store(true, std::memory_order_release);
 
   Decision decision;
   if (const std::optional<Refusal> refusal = WhyIncomplete()) {

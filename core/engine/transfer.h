@@ -19,7 +19,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -28,7 +27,6 @@
 
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
-#include "core/base/worker_pool.h"
 #include "core/device/backend.h"
 #include "core/engine/admission.h"
 #include "core/engine/decision.h"
@@ -42,6 +40,8 @@
 #include "core/kv/token_set.h"
 
 namespace kvbridge::engine {
+
+class Dispatcher;
 
 // An artifact in use. Whoever holds it keeps the mapper resident.
 struct ArtifactPin {
@@ -76,6 +76,7 @@ struct TileWork {
 // Thread contract: every method may be called from any thread, also from a tile's callbacks.
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
+  ~Transfer();
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
@@ -85,9 +86,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   //                       of another geometry
   //   FAILED_PRECONDITION works_in_flight() works are queued or running
   //   RESOURCE_EXHAUSTED  the worker pool's queue is full; the transfer is refused with overload
+  // When it is mapped is the Scheduler's to say.
   absl::Status SubmitTile(TileWork work);
 
-  // Stops at the next tile, layer group or device poll. The first refusal wins; false when there
+  // Stops at the next unit of work or device poll. The first refusal wins; false when there
   // was one already or the transfer has finished.
   bool Cancel(guard::Refusal refusal);
   // Whether it has been refused or finished; notices a deadline or budget that has passed.
@@ -116,6 +118,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::optional<double> expected_seconds() const { return expected_seconds_; }
 
  private:
+  friend class Sweep;
   friend class TransferEngine;
 
   struct Room {
@@ -125,12 +128,12 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // What the engine lends to all its transfers.
   struct Env {
-    base::WorkerPool* pool;
+    std::shared_ptr<Dispatcher> dispatcher;
     device::Backend* backend;
     const base::Clock* clock;
     RateMeter* rates;
-    std::atomic<int32_t>* works_on_device;  // of all transfers
     int32_t tile_tokens;
+    int32_t tiles_in_flight;
   };
 
   struct Parts {
@@ -144,33 +147,23 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     std::string salt;
     absl::Time budget_end;
     std::optional<double> expected_seconds;
-  };
-
-  // A part of a work: at most tile_tokens tokens, prepared when their first layers are mapped.
-  struct Tile {
-    kv::TokenRange tokens;  // of the selection
-    int64_t target_begin;   // token of the work's target that is tokens.begin
-    int64_t pads;           // leading tokens that are padding: zeroed, not mapped
-    std::unique_ptr<device::PreparedTile> prepared;  // null before the first map, or all padding
+    double seconds_per_token;  // as good an estimate as there is
+    double due;                // see Scheduler
   };
 
   Transfer(const Env& env, Parts parts);
 
-  absl::Status CheckWork(const TileWork& work) const;
-  std::vector<Tile> Cut(const TileWork& work) const;
-  static void RunWork(std::shared_ptr<Transfer> self, TileWork work, absl::Time queued);
-  absl::Status MapWork(TileWork& work);
-  absl::Status Sweep(TileWork& work, std::vector<Tile>& tiles, absl::Duration* busy);
-  absl::Status MapTile(const TileWork& work, Tile& tile, kv::LayerRange layers,
-                       absl::Duration* busy);
-  absl::Status PrepareTile(const TileWork& work, Tile& tile, absl::Duration* busy);
-  absl::StatusOr<device::TileChecks> MapLayers(const TileWork& work, const Tile& tile,
-                                               kv::LayerRange layers);
+  // What a Sweep says and asks of it.
+  static absl::Status Stopped();
+  void Fail(const absl::Status& device_error);
   absl::Status CheckLayers(const device::TileChecks& checks);
+  void MarkDirty(const kv::KvView& target, int64_t begin, int64_t tokens);
+  void WorkDone(int64_t tokens, const absl::Status& status, absl::Duration busy);
   // Leading tokens of `range` that are padding.
   int64_t Pads(kv::TokenRange range) const;
-  void MarkDirty(const TileWork& work, const Tile& tile);
   absl::Duration Since(absl::Time start) const { return env_.clock->Now() - start; }
+
+  absl::Status CheckWork(const TileWork& work) const;
   std::optional<guard::Refusal> WhyIncomplete() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Env env_;
@@ -184,8 +177,11 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const std::string salt_;
   const absl::Time budget_end_;
   const std::optional<double> expected_seconds_;
+  const double seconds_per_token_;
+  const double due_;
 
-  std::atomic<bool> stopped_{false};  // refused or finished: what workers poll
+  // Refused or finished: what workers poll, and the dispatcher when the transfer may be gone.
+  const std::shared_ptr<std::atomic<bool>> stopped_ = std::make_shared<std::atomic<bool>>(false);
 
   mutable base::Mutex mutex_;
   std::optional<guard::Refusal> refusal_ ABSL_GUARDED_BY(mutex_);

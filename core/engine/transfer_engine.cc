@@ -9,6 +9,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
+#include "core/engine/dispatcher.h"
 #include "core/guard/pre_check.h"
 
 namespace kvbridge::engine {
@@ -27,6 +28,10 @@ uint64_t Plus(uint64_t a, uint64_t b) {
   uint64_t sum = 0;
   return base::CheckedAdd(a, b, &sum) ? sum : std::numeric_limits<uint64_t>::max();
 }
+
+// A token is multiplied with every weight: bytes of weights that a machine gets through in a
+// second, until it has been measured.
+constexpr double kUsualBytesPerSecond = 5e11;
 
 // The smallest stated bound on positions, 0 = none.
 int64_t MaxPosition(const guard::TransferSpec& spec, const mapper::Mapper& mapper) {
@@ -67,7 +72,13 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Create(const Opt
 
 TransferEngine::TransferEngine(const Options& options, const Deps& deps,
                                std::shared_ptr<Admission> admission)
-    : options_(options), deps_(deps), admission_(std::move(admission)) {}
+    : options_(options),
+      deps_(deps),
+      admission_(std::move(admission)),
+      dispatcher_(std::make_shared<Dispatcher>(deps.pool, deps.backend, deps.clock,
+                                               options.tenant_weight, options.tile_tokens)) {}
+
+size_t TransferEngine::queued_units() const { return dispatcher_->queued(); }
 
 absl::Status TransferEngine::MeasureRate(const device::ResidentMapper& resident) {
   const mapper::Mapper& mapper = resident.mapper();
@@ -106,6 +117,12 @@ std::optional<double> TransferEngine::ExpectedSeconds(const std::string& digest,
   const std::optional<Rate> rate = rates_.Get(digest);
   if (!rate.has_value() || now - rate->measured_at > kRateLifetime) return std::nullopt;
   return rate->seconds_per_unit * static_cast<double>(tokens);
+}
+
+double TransferEngine::SecondsPerToken(const device::ResidentMapper& resident) const {
+  const std::optional<Rate> rate = rates_.Get(resident.mapper().digest);
+  if (rate.has_value()) return rate->seconds_per_unit;
+  return static_cast<double>(resident.resident_bytes()) / kUsualBytesPerSecond;
 }
 
 TransferEngine::Need TransferEngine::NeedOf(const guard::TransferSpec& spec, int64_t covered_tokens,
@@ -184,12 +201,17 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
   if (!salt.ok()) {
     return Refused(Fallback(Reason::kInternal, salt.status().message()), spec);
   }
-  const Transfer::Env env{deps_.pool, deps_.backend,     deps_.clock,
-                          &rates_,    &works_on_device_, options_.tile_tokens};
+  const Transfer::Env env{dispatcher_, deps_.backend,        deps_.clock,
+                          &rates_,     options_.tile_tokens, options_.tiles_in_flight};
   const absl::Time budget_end = now + budget.value_or(absl::InfiniteDuration());
+  const double seconds_per_token = SecondsPerToken(*pin.resident);
+  const double due = dispatcher_->Enter(
+      spec.tenant, seconds_per_token * static_cast<double>(admissible.covered_tokens),
+      absl::ToDoubleSeconds(std::min(spec.deadline, budget_end) - now));
   return std::shared_ptr<Transfer>(new Transfer(
-      env, {std::move(spec), policy, admissible, std::move(pin), std::move(reservation), room,
-            *std::move(positions), *std::move(salt), budget_end, expected}));
+      env,
+      {std::move(spec), policy, admissible, std::move(pin), std::move(reservation), room,
+       *std::move(positions), *std::move(salt), budget_end, expected, seconds_per_token, due}));
 }
 
 }  // namespace kvbridge::engine

@@ -2,7 +2,6 @@
 // here, before a byte is read or a buffer allocated.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "core/engine/admission.h"
 #include "core/engine/decision.h"
 #include "core/engine/rate_meter.h"
+#include "core/engine/scheduler.h"
 #include "core/engine/transfer.h"
 #include "core/guard/route_policy.h"
 #include "core/guard/transfer_spec.h"
@@ -35,6 +35,9 @@ class TransferEngine {
     // half of what `limits` allow to others; where it isn't, the transfer goes tile by tile.
     uint64_t sweep_bytes = uint64_t{256} << 20;
     Limits limits;
+    // A tenant's share of the workers when several wait, relative to the others'; above 0. Empty =
+    // all equal. Called often and under a lock: answers at once.
+    Scheduler::WeightOf tenant_weight;
   };
   // Borrowed; they outlive the engine.
   struct Deps {
@@ -62,6 +65,8 @@ class TransferEngine {
   int32_t tile_tokens() const { return options_.tile_tokens; }
   int32_t tiles_in_flight() const { return options_.tiles_in_flight; }
   const Admission& admission() const { return *admission_; }
+  // Units of work that wait for a worker.
+  size_t queued_units() const;
   // Keys are mapper digests (in tokens) and what planes add (in bytes).
   RateMeter& rates() { return rates_; }
 
@@ -74,6 +79,8 @@ class TransferEngine {
 
   std::optional<double> ExpectedSeconds(const std::string& digest, int64_t tokens,
                                         absl::Time now) const;
+  // Measured or, before that, guessed: for the scheduler, which only compares.
+  double SecondsPerToken(const device::ResidentMapper& resident) const;
   struct Need {
     Claim claim;
     int64_t sweep_tokens = 0;  // what claim.wish_bytes are for
@@ -85,7 +92,7 @@ class TransferEngine {
   const Deps deps_;
   const std::shared_ptr<Admission> admission_;
   RateMeter rates_;
-  std::atomic<int32_t> works_on_device_{0};
+  const std::shared_ptr<Dispatcher> dispatcher_;
 };
 
 }  // namespace kvbridge::engine

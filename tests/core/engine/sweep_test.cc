@@ -16,6 +16,19 @@ namespace {
 using guard::Reason;
 using ::testing::ElementsAre;
 
+// Submits a work and waits for its on_done.
+absl::Status RunToEnd(Transfer& transfer, TileWork work) {
+  test::Notification done;
+  absl::Status result;
+  work.on_done = [&](const absl::Status& status) {
+    result = status;
+    done.Notify();
+  };
+  if (absl::Status status = transfer.SubmitTile(std::move(work)); !status.ok()) return status;
+  done.WaitForNotification();
+  return result;
+}
+
 // Ten target layers over two source layers, tiles of 16 tokens.
 class SweepTest : public ::testing::Test {
  protected:
@@ -23,17 +36,6 @@ class SweepTest : public ::testing::Test {
     guard::TransferSpec spec = h_.Spec(covered);
     spec.source_buffered = spec.target_buffered = false;
     return spec;
-  }
-  absl::Status Run(Transfer& transfer, TileWork work) {
-    test::Notification done;
-    absl::Status result;
-    work.on_done = [&](const absl::Status& status) {
-      result = status;
-      done.Notify();
-    };
-    if (absl::Status status = transfer.SubmitTile(std::move(work)); !status.ok()) return status;
-    done.WaitForNotification();
-    return result;
   }
   std::shared_ptr<Cache> Source(int64_t tokens) {
     return RandomCache(h_.source_.geometry, tokens, 3);
@@ -70,7 +72,7 @@ TEST_F(SweepTest, LayersComeOnceInOrderForAllTokensAndStartWithASingleOne) {
     // Whoever lent it may use it for something else now.
     std::fill(source->bytes.begin(), source->bytes.end(), std::byte{0x7f});
   };
-  EXPECT_TRUE(Run(*transfer, std::move(work)).ok());
+  EXPECT_TRUE(RunToEnd(*transfer, std::move(work)).ok());
   EXPECT_THAT(events, ElementsAre("0-1", "released", "1-2", "2-4", "4-8", "8-10"));
   EXPECT_EQ(target->bytes, expected);
   EXPECT_TRUE(transfer->Finish()->applied());
@@ -85,7 +87,7 @@ TEST_F(SweepTest, AnyCutIntoWorksGivesTheSameBytes) {
     const auto target = Target(101);
     int64_t begin = 0;
     for (const int64_t end : ends) {
-      EXPECT_TRUE(Run(*transfer, h_.Tile({begin, end}, source, target)).ok());
+      EXPECT_TRUE(RunToEnd(*transfer, h_.Tile({begin, end}, source, target)).ok());
       begin = end;
     }
     EXPECT_TRUE(transfer->Finish()->applied());
@@ -97,7 +99,7 @@ TEST_F(SweepTest, BuffersOfThePlaneAreNotSwept) {
   const auto transfer = h_.Begin(h_.Spec(100));
   EXPECT_EQ(transfer->work_tokens(), 16);
   EXPECT_EQ(transfer->works_in_flight(), 2);
-  EXPECT_EQ(Run(*transfer, h_.Tile({0, 17}, Source(101), Target(101))).code(),
+  EXPECT_EQ(RunToEnd(*transfer, h_.Tile({0, 17}, Source(101), Target(101))).code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -136,7 +138,7 @@ TEST_F(SweepTest, PaddingAheadIsZeroedLayerByLayer) {
     kv::ReadRows(target->view, l.begin, kv::Component::kValue, {0, 20}, rows.data());
     EXPECT_THAT(rows, ::testing::Each(0.0f));
   };
-  EXPECT_TRUE(Run(*transfer, std::move(work)).ok());
+  EXPECT_TRUE(RunToEnd(*transfer, std::move(work)).ok());
   EXPECT_TRUE(transfer->Finish()->applied());
 }
 
@@ -148,15 +150,22 @@ TileWork Paged(TileWork work, const std::vector<int32_t>& pages) {
   return work;
 }
 
-TEST_F(SweepTest, APageIsDirtyFromItsFirstWriteOn) {
+TEST(SweepOrderTest, APageIsDirtyFromItsFirstWriteOn) {
+  TransferEngine::Options options = Harness::DefaultOptions();
+  options.tiles_in_flight = 1;  // one unit at a time
+  Harness h(options);
+  auto spec = h.Spec(120);
+  spec.source_buffered = spec.target_buffered = false;
   const std::vector<int32_t> pages = {7, 6, 5, 4, 3, 2, 1, 0};
   for (const int fail_at : {1, 3, 8, 20}) {
     std::atomic<int> calls{0};
-    h_.backend_.on_map = [&](kv::LayerRange, auto) {
+    h.backend_.on_map = [&](kv::LayerRange, auto) {
       return ++calls == fail_at ? absl::InternalError("lost") : absl::OkStatus();
     };
-    const auto transfer = h_.Begin(Spec(120));
-    EXPECT_EQ(Run(*transfer, Paged(h_.Tile({0, 120}, Source(128), Target(128)), pages)).code(),
+    const auto transfer = h.Begin(spec);
+    const auto source = RandomCache(h.source_.geometry, 128, 3);
+    const auto target = std::make_shared<Cache>(h.target_.geometry, 128);
+    EXPECT_EQ(RunToEnd(*transfer, Paged(h.Tile({0, 120}, source, target), pages)).code(),
               absl::StatusCode::kInternal);
     const Decision d = transfer->Finish().value();
     EXPECT_EQ(d.reason, Reason::kDeviceError);
@@ -175,8 +184,8 @@ TEST_F(SweepTest, ANonFiniteTokenStopsTheSweepBeforeItsLayersArePublished) {
   TileWork work = h_.Tile({0, 100}, source, Target(101));
   std::vector<int32_t> published;
   work.on_layers = [&](kv::LayerRange l) { published.push_back(l.begin); };
-  EXPECT_EQ(Run(*transfer, std::move(work)).code(), absl::StatusCode::kCancelled);
-  EXPECT_THAT(published, ElementsAre(0));  // source layer 1 feeds target layer 1
+  EXPECT_EQ(RunToEnd(*transfer, std::move(work)).code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(published, ::testing::Each(0));  // source layer 1 feeds target layer 1
   EXPECT_EQ(transfer->Finish()->reason, Reason::kNonFinite);
 }
 
@@ -194,10 +203,11 @@ TEST_F(SweepTest, CancelledAnywhereItLeavesNothing) {
     TileWork work = h_.Tile({0, 100}, source, Target(101));
     int released = 0;
     work.on_source_released = [&] { ++released; };
-    EXPECT_EQ(Run(*transfer, std::move(work)).code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(RunToEnd(*transfer, std::move(work)).code(), absl::StatusCode::kCancelled);
     EXPECT_EQ(released, 1);
     EXPECT_EQ(transfer->Finish()->reason, Reason::kCancelled);
-    EXPECT_EQ(calls, cancel_at);
+    EXPECT_GE(calls, cancel_at);
+    EXPECT_LE(calls, cancel_at + 1);  // the other lane may have been past its own check
   }
   EXPECT_EQ(h_.backend_.live_tiles(), 0);
   EXPECT_EQ(source.use_count(), 1);
