@@ -35,6 +35,7 @@ struct Flags {
   PlanFlags plan;
   PairFlags pair;
   ServerFlags server;
+  DoctorFlags doctor;
   ConvertFlags convert;
   FitFlags fit;
   ValidateFlags validate;
@@ -264,6 +265,16 @@ void AddReport(CLI::App& root, Flags& flags) {
   app->add_option("-o,--out", f.out, "Page to write")->required();
 }
 
+void AddDoctor(CLI::App& root, Flags& flags) {
+  DoctorFlags& f = flags.doctor;
+  CLI::App* app =
+      AddCommand(root, flags, "doctor", "What this host allows, and what to change; exit 1 if bad",
+                 [&f](const Output& output) { return RunDoctor(f, output); });
+  AddServer(app, f.server);
+  app->add_option("--socket", f.socket, "memory.socket of a server to be started here")
+      ->capture_default_str();
+}
+
 void AddGlobals(CLI::App& app, Flags& flags) {
   app.add_option("--format", flags.format, "Of the data on stdout")
       ->check(CLI::IsMember({"table", "json"}))
@@ -347,6 +358,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
                                 [&s](const Output& output) { return RunHealth(s, output); });
   AddServer(health, s.server)->required();
   health->add_option("--route", s.route, "One route; exit 0 if it serves");
+  AddDoctor(app, flags);
   AddArtifact(app, flags, stop);
   AddFit(app, flags.fit, stop, [&flags](Command command) { flags.command = std::move(command); });
   AddValidate(app, flags, stop);

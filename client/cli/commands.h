@@ -87,6 +87,12 @@ absl::StatusOr<ExitCode> RunArtifactLoad(const ServerFlags& flags, const Output&
 absl::StatusOr<ExitCode> RunArtifactUnload(const ServerFlags& flags, const Output& output);
 absl::StatusOr<ExitCode> RunArtifactList(const ServerFlags& flags, const Output& output);
 
+struct DoctorFlags {
+  std::string server;                                // empty = the host alone
+  std::string socket = "/run/kvbridge/memory.sock";  // where a server here would listen
+};
+absl::StatusOr<ExitCode> RunDoctor(const DoctorFlags& flags, const Output& output);
+
 struct ConvertFlags {
   std::string in;
   std::string out;

@@ -305,6 +305,26 @@ small-to-large  live   yes      aaaaaaaaaaaa  PASS     -
   EXPECT_EQ(down.error()["code"], "unavailable");
 }
 
+TEST_F(CliTest, DoctorJudgesThisHostAndAServer) {
+  const Finished host = Run("doctor --format json --socket " + (dir_ / "fd.sock").string());
+  const Json document = host.json();
+  EXPECT_EQ(document["schema"], "kvbridge.doctor/v1");
+  EXPECT_EQ(host.code, document["verdict"] == "bad" ? 1 : 0);
+  for (const Json& check : document["checks"]) {
+    EXPECT_EQ(check["advice"] == "", check["verdict"] == "ok") << check;
+  }
+
+  FakeKvbridgeServer server({});
+  const Finished both = Run("doctor --server " + server.target());
+  EXPECT_THAT(both.out, StartsWith("VERDICT  CHECK"));
+  EXPECT_THAT(both.out, HasSubstr("version 9.9.9, "));
+  EXPECT_THAT(both.out, HasSubstr("server_regions: the region plane needs it"));
+  const Finished down = Run("doctor --format json --server 127.0.0.1:1");
+  EXPECT_EQ(down.code, 1);
+  EXPECT_EQ(down.json()["checks"].back()["check"], "server");
+  EXPECT_EQ(down.json()["checks"].back()["verdict"], "bad");
+}
+
 TEST_F(CliTest, AServersArtifactsAreListedLoadedAndUnloaded) {
   FakeKvbridgeServer server({});
   EXPECT_EQ(Run("artifact list --server " + server.target()).out,

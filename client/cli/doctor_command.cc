@@ -1,0 +1,78 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "client/cli/commands.h"
+#include "client/cli/connect.h"
+#include "client/cli/host_checks.h"
+#include "client/cli/table.h"
+#include "core/base/status_macros.h"
+
+namespace kvbridge::cli {
+namespace {
+
+// How a server answers, and whether its regions can be had from here.
+std::vector<Finding> CheckServer(const std::string& address) {
+  Finding server{.check = "server",
+                 .verdict = Verdict::kOk,
+                 .found = "",
+                 .why = "a client that can't reach it prefills instead",
+                 .advice = ""};
+  absl::StatusOr<v1::GetCapabilitiesResponse> told = absl::UnknownError("");
+  const auto client = Connect(address);
+  told = client.ok() ? (*client)->GetCapabilities()
+                     : absl::StatusOr<v1::GetCapabilitiesResponse>(client.status());
+  if (!told.ok()) {
+    server.verdict = Verdict::kBad;
+    server.found = std::string(told.status().message());
+    server.advice = "start it, and check the address, listen.grpc and the network policy";
+    return {server};
+  }
+  server.found =
+      absl::StrCat("version ", told->version(), ", ", told->backend(), ", ", told->routes_size(),
+                   " routes, ", absl::StrJoin(told->features(), " "));
+  return {server, CheckSideSocket(told->memory_socket())};
+}
+
+std::string Text(const std::vector<Finding>& findings, bool color) {
+  Table table({"VERDICT", "CHECK", "FOUND"});
+  for (const Finding& finding : findings) {
+    table.AddRow({std::string(Name(finding.verdict)), finding.check, finding.found});
+  }
+  std::string text = table.Render(color);
+  for (const Finding& finding : findings) {
+    if (finding.verdict == Verdict::kOk) continue;
+    absl::StrAppend(&text, "\n", finding.check, ": ", finding.why, ".\n  ", finding.advice, "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<ExitCode> RunDoctor(const DoctorFlags& flags, const Output& output) {
+  std::vector<Finding> findings = CheckHost("/", flags.socket);
+  if (!flags.server.empty()) {
+    for (Finding& finding : CheckServer(flags.server)) findings.push_back(std::move(finding));
+  }
+  Verdict worst = Verdict::kOk;
+  base::Json checks = base::Json::array();
+  for (const Finding& finding : findings) {
+    worst = std::max(worst, finding.verdict);
+    checks.push_back({{"check", finding.check},
+                      {"verdict", std::string(Name(finding.verdict))},
+                      {"found", finding.found},
+                      {"why", finding.why},
+                      {"advice", finding.advice}});
+  }
+  const base::Json document = {{"schema", "kvbridge.doctor/v1"},
+                               {"verdict", std::string(Name(worst))},
+                               {"checks", std::move(checks)}};
+  KVB_RETURN_IF_ERROR(
+      output.Emit(document, [&findings](bool color) { return Text(findings, color); }));
+  return worst == Verdict::kBad ? ExitCode::kGateFailed : ExitCode::kOk;
+}
+
+}  // namespace kvbridge::cli
