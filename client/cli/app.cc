@@ -107,6 +107,10 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
       ->capture_default_str();
   app->add_option("--hops", f.hops, "Maps the cache has been through already")
       ->check(NonNegative());
+  app->add_option("--plane", f.plane, "How bytes travel: shared memory, chunks, what there is")
+      ->needs(server)
+      ->check(CLI::IsMember({"auto", "region", "inline"}))
+      ->capture_default_str();
   app->add_flag("--fail-on-fallback", f.fail_on_fallback, "Exit 1 unless applied");
   app->parse_complete_callback([&f] {
     if (f.artifact.empty() && f.server.empty()) {

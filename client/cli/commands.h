@@ -36,6 +36,7 @@ struct TransferFlags {
   std::optional<double> max_latency_seconds;
   double deadline_seconds = 300;
   int32_t hops = 0;
+  std::string plane = "auto";  // "auto", "region", "inline"
   bool fail_on_fallback = false;
 };
 absl::StatusOr<ExitCode> RunTransfer(const TransferFlags& flags, const Output& output,

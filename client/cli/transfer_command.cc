@@ -140,11 +140,17 @@ View ClientView(const kv::KvView& view, v1::ElementType element_type) {
   return result;
 }
 
+client::PlaneChoice PlaneOf(const std::string& word) {
+  if (word == "region") return client::PlaneChoice::kRegion;
+  return word == "inline" ? client::PlaneChoice::kInline : client::PlaneChoice::kAuto;
+}
+
 absl::StatusOr<client::TransferOptions> RemoteOptions(const TransferFlags& flags,
                                                       const artifact::CacheFile& source,
                                                       const v1::ModelSpec& target) {
   client::TransferOptions options;
   options.deadline = absl::Seconds(flags.deadline_seconds);
+  options.plane = PlaneOf(flags.plane);
   v1::TransferHeader& header = options.header;
   header.set_request_id(RequestId(flags));
   header.set_route(flags.route);

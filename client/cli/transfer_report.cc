@@ -47,8 +47,11 @@ TransferReport ReportOf(const client::TransferResult& result, int64_t tokens) {
   report.artifact_digest = decision.artifact_digest();
   report.hops = decision.hops();
   report.salt = decision.salt();
-  report.bytes_in = result.bytes_sent;
-  report.bytes_out = result.bytes_received;
+  const bool region = result.plane == v1::PLANE_REGION;
+  if (result.plane != v1::PLANE_UNSPECIFIED) report.plane = region ? "region" : "inline";
+  report.plane_reason = result.plane_reason;
+  report.bytes_in = region ? decision.bytes_in() : result.bytes_sent;
+  report.bytes_out = region ? decision.bytes_out() : result.bytes_received;
   report.max_abs = decision.max_abs();
   report.saturated_elements = decision.saturated_elements();
   for (const auto& stage : decision.stages()) {
@@ -71,6 +74,8 @@ base::Json ToJson(const TransferReport& report) {
           {"artifact_digest", report.artifact_digest},
           {"hops", report.hops},
           {"salt", report.salt},
+          {"plane", report.plane},
+          {"plane_reason", report.plane_reason},
           {"bytes_in", report.bytes_in},
           {"bytes_out", report.bytes_out},
           {"max_abs", report.max_abs},
@@ -89,6 +94,8 @@ std::string ToText(const TransferReport& report) {
     absl::StrAppend(&stages, stages.empty() ? "" : ", ", stage,
                     absl::StrFormat(" %.1f ms", seconds * 1e3));
   }
+  std::string plane = report.plane;
+  if (!report.plane_reason.empty()) absl::StrAppend(&plane, " (", report.plane_reason, ")");
   std::string saturated;
   if (report.saturated_elements != 0) saturated = absl::StrCat(report.saturated_elements);
   return RenderFields(
@@ -98,6 +105,7 @@ std::string ToText(const TransferReport& report) {
        {"tokens", absl::StrCat(report.covered_tokens, " of ", report.tokens, " covered")},
        {"artifact", report.artifact_digest.substr(0, 12)},
        {"salt", report.salt},
+       {"plane", plane},
        {"bytes", absl::StrCat(base::HumanBytes(static_cast<uint64_t>(report.bytes_in)), " in, ",
                               base::HumanBytes(static_cast<uint64_t>(report.bytes_out)), " out")},
        {"max abs", report.applied() ? absl::StrFormat("%.4g", report.max_abs) : ""},

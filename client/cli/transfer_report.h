@@ -24,6 +24,8 @@ struct TransferReport {
   std::string artifact_digest;
   int32_t hops = 0;
   std::string salt;
+  std::string plane;         // "region", "inline"; empty in this process
+  std::string plane_reason;  // why not "region"
   int64_t bytes_in = 0;
   int64_t bytes_out = 0;
   float max_abs = 0;

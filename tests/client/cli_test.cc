@@ -356,6 +356,11 @@ TEST_F(CliTest, AServerMapsAFile) {
   const Finished run = Run(transfer + "small-to-large");
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.json()["outcome"], "applied") << run.out;
+  EXPECT_EQ(run.json()["plane"], "inline");
+  EXPECT_EQ(run.json()["plane_reason"], "not_offered");
+  const Json insisting = Run(transfer + "small-to-large --plane region").json();
+  EXPECT_EQ(insisting["reason"], "transport");
+  EXPECT_THAT(std::string(insisting["detail"]), HasSubstr("not_offered"));
   const auto source = artifact::ReadCacheFile(Path("in")).value();
   const auto answer = artifact::ReadCacheFile(Path("answer")).value();
   EXPECT_EQ(answer.view.tokens, 19);
