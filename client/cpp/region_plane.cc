@@ -43,6 +43,8 @@ PlaneRefusal Refusal(const absl::Status& status) {
       case absl::StatusCode::kUnavailable:
       case absl::StatusCode::kDeadlineExceeded:
         return "session_lost";
+      case absl::StatusCode::kFailedPrecondition:
+        return "other_host";
       default:
         return "refused";
     }

@@ -24,8 +24,8 @@ struct Closer {
 };
 
 absl::Status Failed(absl::string_view what, int error) {
-  const std::string text = absl::StrCat("side socket: ", what, ": ", std::strerror(error));
-  return error == ENOENT ? absl::NotFoundError(text) : absl::UnavailableError(text);
+  return absl::FailedPreconditionError(
+      absl::StrCat("side socket: ", what, ": ", std::strerror(error)));
 }
 
 absl::Status Connect(int socket, const std::string& path, absl::Duration timeout) {
@@ -77,7 +77,7 @@ absl::StatusOr<std::string> DepositFd(const std::string& path, absl::string_view
   std::array<char, kMaxAnswer> answer;
   const ssize_t received = recv(socket.fd, answer.data(), answer.size(), 0);
   if (received < 0) return Failed("receive", errno);
-  if (received == 0) return absl::UnavailableError("side socket: closed without an answer");
+  if (received == 0) return Failed("receive", ECONNRESET);
   std::string text(answer.data() + 1, static_cast<size_t>(received - 1));
   if (answer[0] == 0) return text;
   return absl::Status(static_cast<absl::StatusCode>(answer[0]),
