@@ -18,7 +18,8 @@ class LocalServer:
     """Starts kvbridged with the given routes and stops it again. Use as a context manager.
 
     binary: path of kvbridged. routes: RouteConfig messages as dicts (config.proto). settings: the rest of the
-    configuration, e.g. {"engine": {"threads": 2}}. Its files, log included, lie in `folder`, a temporary one.
+    configuration, e.g. {"engine": {"threads": 2}}. memory: settings of shared memory, which is offered on a side
+    socket in `folder`; that is temporary, and holds all its files, log included.
     """
 
     def __init__(
@@ -26,10 +27,12 @@ class LocalServer:
         binary: str | os.PathLike[str],
         routes: Sequence[Mapping[str, Any]],
         settings: Mapping[str, Any] | None = None,
+        memory: Mapping[str, Any] | None = None,
     ) -> None:
         self._binary = Path(binary).resolve()
         self._routes = [dict(route) for route in routes]
         self._settings = dict(settings or {})
+        self._memory = dict(memory or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._temporary = tempfile.TemporaryDirectory(prefix="kvbridge-")
         self.folder = Path(self._temporary.name)
@@ -42,6 +45,7 @@ class LocalServer:
             "listen": {"grpc": [self.address], "admin": "127.0.0.1:0"},
             "drain": {"delay": "0s", "deadline": "5s"},
             "log": {"format": "json"},
+            "memory": {"socket": f"{self.folder}/memory.sock", **self._memory},
             "routes": self._routes,
         }
         for section, settings in self._settings.items():
