@@ -170,19 +170,6 @@ v1::RopeParams ToProto(const model::RopeParams& rope) {
   return out;
 }
 
-absl::Status CheckInline(const v1::KvSelection& selection, absl::string_view path) {
-  switch (selection.location_case()) {
-    case v1::KvSelection::kInline:
-      return absl::OkStatus();
-    case v1::KvSelection::kPool:
-      return absl::UnimplementedError(
-          absl::StrCat(path, ".pool: this version serves the inline plane only"));
-    case v1::KvSelection::LOCATION_NOT_SET:
-      break;
-  }
-  return Wrong(absl::StrCat(path, ".location"), "inline", "nothing");
-}
-
 absl::StatusOr<std::vector<std::vector<float>>> ToScales(const v1::KvSelection& selection,
                                                          const model::KvGeometry& geometry,
                                                          const std::string& path) {
@@ -204,6 +191,29 @@ absl::StatusOr<std::vector<std::vector<float>>> ToScales(const v1::KvSelection& 
   }
   if (geometry.dtype != tensor::DType::kF8E4M3) scales.clear();
   return scales;
+}
+
+absl::StatusOr<Place> ToPlace(const v1::KvSelection& selection, const model::KvGeometry& geometry,
+                              const std::string& path) {
+  Place place;
+  switch (selection.location_case()) {
+    case v1::KvSelection::kInline: {
+      KVB_ASSIGN_OR_RETURN(place.scales, ToScales(selection, geometry, path));
+      return place;
+    }
+    case v1::KvSelection::kPool: {
+      if (selection.scales_size() > 0) {
+        return Wrong(path + ".scales", "none, since the pool has them", selection.scales_size());
+      }
+      const v1::PoolLocation& pool = selection.pool();
+      place.pool =
+          PoolPlace{pool.pool_id(), pool.generation(), {pool.pages().begin(), pool.pages().end()}};
+      return place;
+    }
+    default:
+      return Wrong(path + ".location", "inline or pool",
+                   static_cast<int>(selection.location_case()));
+  }
 }
 
 absl::StatusOr<guard::KeyState> ToKeyState(v1::KeyState state, absl::string_view path) {
@@ -256,7 +266,6 @@ absl::Status ReadLimits(const v1::TransferLimits& limits, guard::TransferSpec* s
 }
 
 absl::Status ReadSelection(const v1::KvSelection& selection, guard::TransferSpec* spec) {
-  KVB_RETURN_IF_ERROR(CheckInline(selection, "source_selection"));
   KVB_RETURN_IF_ERROR(CheckList(selection.positions().list_size(), selection.tokens(),
                                 "source_selection.positions.list"));
   KVB_ASSIGN_OR_RETURN(spec->key_state,
@@ -307,14 +316,21 @@ absl::StatusOr<TransferInput> ToTransferInput(const v1::TransferHeader& header,
   KVB_ASSIGN_OR_RETURN(spec.source, ToModelSpec(header.source(), "source"));
   KVB_ASSIGN_OR_RETURN(spec.target, ToModelSpec(header.target(), "target"));
   KVB_RETURN_IF_ERROR(ReadSelection(header.source_selection(), &spec));
-  KVB_RETURN_IF_ERROR(CheckInline(header.target_selection(), "target_selection"));
-  KVB_ASSIGN_OR_RETURN(input.source_scales, ToScales(header.source_selection(),
-                                                     spec.source.geometry, "source_selection"));
-  KVB_ASSIGN_OR_RETURN(input.target_scales, ToScales(header.target_selection(),
-                                                     spec.target.geometry, "target_selection"));
+  KVB_ASSIGN_OR_RETURN(
+      input.source, ToPlace(header.source_selection(), spec.source.geometry, "source_selection"));
+  KVB_ASSIGN_OR_RETURN(
+      input.target, ToPlace(header.target_selection(), spec.target.geometry, "target_selection"));
+  spec.source_buffered = !input.source.pool.has_value();
+  spec.target_buffered = !input.target.pool.has_value();
+  input.streamed_source = header.streamed_source();
+  if (input.streamed_source && spec.source_buffered) {
+    return Wrong("streamed_source", "a source_selection in a pool", "an inline one");
+  }
   KVB_RETURN_IF_ERROR(ReadLimits(header.limits(), &spec));
   spec.prompt_tokens = header.prompt_tokens();
   spec.hops = header.hops();
+  spec.first_token = header.first_token();
+  spec.artifact_digest = header.artifact_digest();
   spec.deadline = deadline;
   return input;
 }
@@ -369,6 +385,13 @@ guard::RoutePolicy ToPolicy(const v1::RouteConfig& route) {
 
 absl::Duration ToDuration(const google::protobuf::Duration& duration) {
   return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+google::protobuf::Duration ToProto(absl::Duration duration) {
+  google::protobuf::Duration out;
+  out.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  out.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return out;
 }
 
 v1::ModelSpec ToProto(const model::ModelSpec& spec) {

@@ -7,6 +7,7 @@
 // Thread contract: pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,18 +27,31 @@
 #include "kvbridge/v1/events.pb.h"
 #include "kvbridge/v1/plan.pb.h"
 #include "kvbridge/v1/transfer.pb.h"
+#include "server/pooled_cache.h"
 
 namespace kvbridge::server {
+
+// How a selection's bytes move, as metrics say it.
+inline constexpr absl::string_view kInline = "inline";
+inline constexpr absl::string_view kShm = "shm";
+
+// Where a selection lies: in the stream, unless it names a pool.
+struct Place {
+  std::optional<PoolPlace> pool;
+  // [layers * 2] as kv::KvView::planes; empty unless the selection states scales.
+  std::vector<std::vector<float>> scales;
+
+  absl::string_view transport() const { return pool.has_value() ? kShm : kInline; }
+};
 
 // A transfer's header, understood.
 struct TransferInput {
   guard::TransferSpec spec;
-  // [layers * 2] as kv::KvView::planes; empty unless the selection states scales.
-  std::vector<std::vector<float>> source_scales;
-  std::vector<std::vector<float>> target_scales;
+  Place source;
+  Place target;
+  bool streamed_source = false;  // the source pool's pages are still being filled
 };
 
-// INVALID_ARGUMENT as above; UNIMPLEMENTED for a plane that this version does not serve.
 absl::StatusOr<TransferInput> ToTransferInput(const v1::TransferHeader& header,
                                               absl::Time deadline);
 absl::StatusOr<model::ModelSpec> ToModelSpec(const v1::ModelSpec& spec, absl::string_view path);
@@ -46,6 +60,7 @@ absl::StatusOr<guard::RouteStage> ToStage(v1::RouteStage stage, absl::string_vie
 // Of a validated configuration.
 guard::RoutePolicy ToPolicy(const v1::RouteConfig& route);
 absl::Duration ToDuration(const google::protobuf::Duration& duration);
+google::protobuf::Duration ToProto(absl::Duration duration);
 
 v1::ModelSpec ToProto(const model::ModelSpec& spec);
 v1::Outcome ToProto(guard::Outcome outcome);
@@ -62,6 +77,8 @@ struct DecisionContext {
   std::string pair;
   std::string trace_id;
   int64_t tokens = 0;
+  absl::string_view source_transport = kInline;
+  absl::string_view target_transport = kInline;
   absl::Time time;
   absl::Duration total;
 };

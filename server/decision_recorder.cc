@@ -25,8 +25,8 @@ void DecisionRecorder::Decided(const engine::Decision& decision, const DecisionC
     sample.stages.emplace_back(Name(static_cast<engine::Stage>(i)), decision.stages[i]);
   }
   metrics_.TransferEnded(sample);
-  metrics_.PayloadMoved("in", decision.bytes_in);
-  metrics_.PayloadMoved("out", decision.bytes_out);
+  metrics_.PayloadMoved("in", context.source_transport, decision.bytes_in);
+  metrics_.PayloadMoved("out", context.target_transport, decision.bytes_out);
   if (!cancelled) events_.Offer(ToEvent(decision, context));
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/plan/transfer_plan.h"
+#include "server/admin_service.h"
 #include "server/unary.h"
 
 namespace kvbridge::server {
@@ -66,8 +67,9 @@ grpc::ServerUnaryReactor* KvBridgeService::Plan(grpc::CallbackServerContext* con
 absl::Status KvBridgeService::MakePlan(const v1::PlanRequest& request,
                                        v1::PlanResponse* response) const {
   KVB_ASSIGN_OR_RETURN(const RouteSnapshot route, deps_.transfers.routes->Get(request.route()));
-  if (request.plane() != v1::PLANE_UNSPECIFIED && request.plane() != v1::PLANE_INLINE) {
-    return absl::UnimplementedError("plane: this version serves the inline plane only");
+  const bool region = request.plane() == v1::PLANE_REGION;
+  if (region && deps_.memory_socket.empty()) {
+    return absl::UnimplementedError("plane: this server has no region plane (memory.socket)");
   }
   if (!route.serving()) {
     response->set_reason(ToProto(route.WhyNot().reason));
@@ -76,6 +78,10 @@ absl::Status KvBridgeService::MakePlan(const v1::PlanRequest& request,
   }
   const mapper::Mapper& mapper = route.loaded->mapper();
   const engine::RateMeter& rates = deps_.transfers.engine->rates();
+  // What lies in regions is read and written by the map itself.
+  const auto move = [&](absl::string_view key) {
+    return region ? std::optional(0.0) : PerUnit(rates.Fastest(key));
+  };
   KVB_ASSIGN_OR_RETURN(
       const plan::TransferPlan plan,
       plan::MakeTransferPlan({.prompt_tokens = request.prompt_tokens(),
@@ -83,8 +89,8 @@ absl::Status KvBridgeService::MakePlan(const v1::PlanRequest& request,
                               .prefill_tokens_per_second = request.prefill_tokens_per_second(),
                               .proven = route.proven(),
                               .map_seconds_per_token = PerUnit(rates.Get(mapper.digest)),
-                              .ingress_seconds_per_byte = PerUnit(rates.Fastest(kInlineIn)),
-                              .egress_seconds_per_byte = PerUnit(rates.Fastest(kInlineOut))},
+                              .ingress_seconds_per_byte = move(kInlineIn),
+                              .egress_seconds_per_byte = move(kInlineOut)},
                              mapper, route.policy));
   *response = ToProto(plan);
   *response->mutable_evidence() = ToProto(route.loaded->provenance, request.native_tail());
@@ -133,6 +139,12 @@ grpc::ServerUnaryReactor* KvBridgeService::GetCapabilities(grpc::CallbackServerC
     response->add_element_types(type);
   }
   response->add_planes(v1::PLANE_INLINE);
+  // Descriptors travel on this host only.
+  if (!deps_.memory_socket.empty() && IsLocalPeer(context->peer())) {
+    response->add_features(std::string(kRegions));
+    response->add_planes(v1::PLANE_REGION);
+    response->set_memory_socket(deps_.memory_socket);
+  }
   response->set_max_tokens(engine.admission().limits().max_tokens);
   response->set_max_request_bytes(
       static_cast<int64_t>(engine.admission().limits().max_request_bytes));

@@ -13,7 +13,9 @@ namespace kvbridge::server {
 
 // Calls and behaviours of kvbridge.v1 that this version serves, beside the ones that every version
 // does. A call that is missing here is answered UNIMPLEMENTED.
-inline constexpr absl::string_view kFeatures[] = {"inline", "shadow", "canary"};
+inline constexpr absl::string_view kFeatures[] = {"inline", "shadow", "canary", "append"};
+// With a region plane.
+inline constexpr absl::string_view kRegions = "regions";
 
 // Methods that the service counts.
 std::vector<metrics::RpcMethod> KvBridgeMethods();
@@ -33,6 +35,7 @@ class KvBridgeService final : public KvBridgeBase {
     metrics::ServerMetrics* metrics = nullptr;
     std::string version;
     std::string backend;
+    std::string memory_socket;  // empty: no region plane
   };
   explicit KvBridgeService(Deps deps) : deps_(std::move(deps)) {}
 

@@ -18,6 +18,7 @@
 #include "proto/kvbridge/v1/chunk_codec.h"
 #include "server/address.h"
 #include "server/convert.h"
+#include "server/convert_memory.h"
 #include "server/version.h"
 
 namespace kvbridge::server {
@@ -75,6 +76,7 @@ std::vector<metrics::ReasonLabel> WireReasons() {
 std::vector<metrics::RpcMethod> AllMethods() {
   std::vector<metrics::RpcMethod> methods = KvBridgeMethods();
   for (metrics::RpcMethod& method : AdminMethods()) methods.push_back(std::move(method));
+  for (metrics::RpcMethod& method : MemoryMethods()) methods.push_back(std::move(method));
   return methods;
 }
 
@@ -92,6 +94,9 @@ metrics::ServerMetrics::Options MetricsOptions(const v1::Config& config,
   options.backend = backend;
   options.queue_limit = base::WorkerPool::Options().max_jobs;
   options.memory_limit_bytes = static_cast<uint64_t>(config.limits().max_inflight_bytes());
+  if (!config.memory().socket().empty()) {
+    options.shm_limit_bytes = static_cast<uint64_t>(config.memory().max_bytes());
+  }
   return options;
 }
 
@@ -162,6 +167,7 @@ struct Server::Parts {
   std::unique_ptr<device::Backend> backend;
   std::unique_ptr<engine::TransferEngine> engine;
   std::unique_ptr<Tls> tls;
+  std::unique_ptr<memory::MemoryRegistry> memory;
 };
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loaded, Log* log) {
@@ -185,6 +191,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loade
   if (!config.listen().tls().cert_file().empty()) {
     KVB_ASSIGN_OR_RETURN(parts.tls, Tls::Create(config.listen().tls()));
   }
+  if (!config.memory().socket().empty()) {
+    KVB_ASSIGN_OR_RETURN(parts.memory,
+                         memory::MemoryRegistry::Create(ToRegistryOptions(config), clock));
+  }
   return std::unique_ptr<Server>(new Server(loaded, log, std::move(parts)));
 }
 
@@ -197,6 +207,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
       buffers_(std::move(parts.buffers)),
       backend_(std::move(parts.backend)),
       engine_(std::move(parts.engine)),
+      memory_(std::move(parts.memory)),
       liveness_(workers_.get(), &clock_),
       metrics_([this] {
         auto options = MetricsOptions(config_, backend_name_);
@@ -214,6 +225,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
       kv_bridge_({.transfers = {.routes = &routes_,
                                 .engine = engine_.get(),
                                 .buffers = buffers_,
+                                .memory = memory_.get(),
                                 .clock = &clock_,
                                 .recorder = &recorder_,
                                 .draining = &draining_,
@@ -221,12 +233,17 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
                   .state = &state_,
                   .metrics = &metrics_,
                   .version = kVersion,
-                  .backend = backend_name_}),
+                  .backend = backend_name_,
+                  .memory_socket = config_.memory().socket()}),
       admin_({.routes = &routes_,
               .tasks = &tasks_,
               .recorder = &recorder_,
               .clock = &clock_,
               .drain = [this] { RequestDrain(/*skip_delay=*/false); }}),
+      memory_service_({.registry = memory_.get(),
+                       .tasks = &memory_tasks_,
+                       .recorder = &recorder_,
+                       .clock = &clock_}),
       tls_(std::move(parts.tls)),
       watch_(WatchedFiles()) {
   metrics_.operations().ConfigRead(clock_.Now());
@@ -240,6 +257,7 @@ Server::~Server() {
 }
 
 absl::Status Server::Start() {
+  KVB_RETURN_IF_ERROR(StartSideSocket());
   KVB_RETURN_IF_ERROR(StartGrpc());
   KVB_RETURN_IF_ERROR(StartHealth());
   KVB_RETURN_IF_ERROR(StartAdmin());
@@ -271,6 +289,7 @@ absl::Status Server::StartGrpc() {
   }
   builder.RegisterService(&kv_bridge_);
   builder.RegisterService(&admin_);
+  if (memory_ != nullptr) builder.RegisterService(&memory_service_);
   const mode_t before = umask(0117);  // sockets are for the owner and its group
   grpc_ = builder.BuildAndStart();
   umask(before);
@@ -300,6 +319,17 @@ absl::Status Server::StartHealth() {
   if (health_ == nullptr || port == 0) return CannotBind("listen.health", address);
   health_address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   state_.ServeHealth(health_->GetHealthCheckService());
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartSideSocket() {
+  if (memory_ == nullptr) return absl::OkStatus();
+  const v1::MemoryConfig& memory = config_.memory();
+  KVB_ASSIGN_OR_RETURN(side_socket_,
+                       memory::SideSocket::Start({.path = memory.socket(),
+                                                  .allowed_uids = {memory.allowed_uids().begin(),
+                                                                   memory.allowed_uids().end()}},
+                                                 memory_.get()));
   return absl::OkStatus();
 }
 
@@ -365,6 +395,7 @@ metrics::Saturation Server::Saturation() const {
   return {.inflight_transfers = engine_->admission().inflight_transfers(),
           .queue_depth = static_cast<int64_t>(workers_->queued_jobs()),
           .memory_used_bytes = engine_->admission().inflight_bytes(),
+          .shm_used_bytes = memory_ == nullptr ? 0 : memory_->use().mapped_bytes,
           .events_dropped = events_.dropped()};
 }
 
@@ -410,13 +441,16 @@ void Server::Drain() {
   draining_.store(true);
   const absl::Time deadline = clock_.Now() + ToDuration(config_.drain().deadline());
   WaitForTransfers(clock_.Now() + kRefusalWindow, deadline);
+  memory_service_.EndSessions();
   const absl::Time last = std::min(deadline, clock_.Now() + kIdleGrace);
   for (grpc::Server* server : {grpc_.get(), health_.get()}) {
     if (server != nullptr) server->Shutdown(absl::ToChronoTime(last));
   }
+  if (side_socket_ != nullptr) side_socket_->Stop();
   // A worker may still be inside a transfer that was cancelled; it uses what is destroyed next.
   workers_->Stop();
   tasks_.Stop();
+  memory_tasks_.Stop();
   events_.Stop();
   log_.Info("stopped");
   log_.Flush();

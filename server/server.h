@@ -23,6 +23,8 @@
 #include "core/device/backend.h"
 #include "core/engine/transfer_engine.h"
 #include "core/kv/buffer_pool.h"
+#include "core/memory/memory_registry.h"
+#include "core/memory/side_socket.h"
 #include "core/metrics/server_metrics.h"
 #include "core/store/mapper_store.h"
 #include "grpcpp/generic/async_generic_service.h"
@@ -36,6 +38,7 @@
 #include "server/kv_bridge_service.h"
 #include "server/liveness.h"
 #include "server/log.h"
+#include "server/memory_service.h"
 #include "server/route_table.h"
 #include "server/server_state.h"
 #include "server/task_thread.h"
@@ -80,6 +83,7 @@ class Server {
   const ServerState& state() const { return state_; }
   const engine::TransferEngine& engine() const { return *engine_; }
   const kv::BufferPool& buffers() const { return *buffers_; }
+  memory::MemoryRegistry* memory() { return memory_.get(); }  // null: no region plane
   std::string Metrics() { return metrics_.Scrape(); }
 
  private:
@@ -88,6 +92,7 @@ class Server {
 
   absl::Status StartGrpc();
   absl::Status StartHealth();
+  absl::Status StartSideSocket();
   std::vector<Watched> WatchedFiles();
   void ReloadTls();
   void ReportTls();
@@ -111,6 +116,7 @@ class Server {
   const std::shared_ptr<kv::BufferPool> buffers_;
   const std::unique_ptr<device::Backend> backend_;
   const std::unique_ptr<engine::TransferEngine> engine_;
+  const std::unique_ptr<memory::MemoryRegistry> memory_;  // null: no region plane
   Liveness liveness_;
   metrics::ServerMetrics metrics_;
   EventLog events_;
@@ -118,10 +124,13 @@ class Server {
   store::MapperStore store_;
   RouteTable routes_;
   ServerState state_;
-  TaskThread tasks_;
+  TaskThread tasks_;         // artifacts
+  TaskThread memory_tasks_;  // regions: not behind an artifact's minute
   std::atomic<bool> draining_{false};
   KvBridgeService kv_bridge_;
   AdminService admin_;
+  MemoryService memory_service_;  // served where there is memory_
+  std::unique_ptr<memory::SideSocket> side_socket_;
   const std::unique_ptr<Tls> tls_;  // null: plaintext
   grpc::CallbackGenericService unimplemented_;
   std::unique_ptr<grpc::Server> grpc_;

@@ -10,7 +10,7 @@ absl::Status TaskThread::Post(std::function<void()> task) {
   base::MutexLock lock(&mutex_);
   if (stopping_) return absl::UnavailableError("the server is shutting down");
   if (tasks_.size() >= kMaxTasks) {
-    return absl::ResourceExhaustedError("too many artifacts are waiting to be loaded");
+    return absl::ResourceExhaustedError("too many tasks wait already");
   }
   tasks_.push_back(std::move(task));
   wake_.Signal();

@@ -1,4 +1,5 @@
-// One thread for what takes seconds and must not hold up gRPC's: loading artifacts.
+// One thread for what takes seconds and must not hold up gRPC's: loading artifacts, preparing
+// memory.
 #pragma once
 
 #include <deque>

@@ -6,46 +6,17 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "proto/kvbridge/v1/crc32c.h"
+#include "proto/kvbridge/v1/chunk_codec.h"
 #include "server/grpc_status.h"
 
 namespace kvbridge::server {
 namespace {
 
 using guard::Fallback;
-using guard::Outcome;
 using guard::Reason;
 using guard::Refusal;
 
 const metrics::RpcMethod kMethod{"kvbridge.v1.KvBridge", "Transfer", "bidi_stream"};
-constexpr size_t kMaxRequestId = 128;  // of what is logged when the request was refused for it
-
-// What a header's conversion found wrong. A plane that this version lacks will not come by trying
-// again.
-Refusal FromHeader(const absl::Status& status) {
-  Refusal refusal = Fallback(Reason::kInvalidRequest, status.message());
-  if (absl::IsUnimplemented(status)) refusal.outcome = Outcome::kUnsupported;
-  return refusal;
-}
-
-// What the assembler found wrong with a chunk.
-Refusal FromAssembler(const absl::Status& status) {
-  if (absl::IsDataLoss(status)) return Fallback(Reason::kTransport, status.message());
-  return Fallback(absl::IsResourceExhausted(status) ? Reason::kOverload : Reason::kShapeMismatch,
-                  absl::StrCat("chunk: ", status.message()));
-}
-
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
-  const auto deadline = context.deadline();
-  return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
-                                                                  : absl::FromChrono(deadline);
-}
-
-std::string TraceOf(const grpc::CallbackServerContext& context) {
-  const auto it = context.client_metadata().find("traceparent");
-  if (it == context.client_metadata().end()) return "";
-  return TraceIdOf({it->second.data(), it->second.size()});
-}
 
 }  // namespace
 
@@ -94,8 +65,10 @@ void TransferSession::TakeMessage() {
     Malformed(message.status());
   } else if (const auto* header = std::get_if<v1::TransferHeader>(&*message)) {
     TakeHeader(*header);
+  } else if (const auto* chunk = std::get_if<wire::ReceivedChunk>(&*message)) {
+    TakeSource(*chunk);
   } else {
-    TakeChunk(std::get<wire::ReceivedChunk>(*message));
+    TakeSource(std::get<v1::ReadyUpTo>(*message));
   }
 }
 
@@ -106,69 +79,34 @@ void TransferSession::TakeHeader(const v1::TransferHeader& header) {
       Refuse(Fallback(Reason::kInvalidRequest, "header: expected chunks after it, got a second"));
       return;
     }
-    about_.request_id = header.request_id().substr(0, kMaxRequestId);
-    about_.pair = std::string(metrics::kOtherPair);
-    about_.trace_id = TraceOf(*context_);
-    about_.tokens = std::max<int64_t>(0, header.source_selection().tokens());
   }
-  auto begun = Begin(header);
+  DecisionContext about;
+  auto begun = BeginTransfer(env_, *context_, header, &about);
   base::MutexLock lock(&mutex_);
   if (phase_ != Phase::kHeader) return;  // the caller went away meanwhile
-  if (auto* transfer = std::get_if<std::shared_ptr<engine::Transfer>>(&begun)) {
+  about_ = std::move(about);
+  if (auto* transfer = std::get_if<BegunTransfer>(&begun)) {
     Accept(std::move(*transfer));
   } else {
     Decide(std::get<engine::Decision>(begun));
   }
 }
 
-std::variant<std::shared_ptr<engine::Transfer>, engine::Decision> TransferSession::Begin(
-    const v1::TransferHeader& header) {
-  guard::TransferSpec unread;
-  unread.route = header.route().substr(0, kMaxRequestId);
-  unread.token_ids_sha256 = header.source_selection().token_ids_sha256();
-  if (env_.draining->load()) {
-    return engine::Refused(Fallback(Reason::kDraining, "the server is shutting down"), unread);
-  }
-  auto input = ToTransferInput(header, DeadlineOf(*context_));
-  if (!input.ok()) return engine::Refused(FromHeader(input.status()), unread);
-  input_ = *std::move(input);
-  auto choice = env_.routes->Choose(input_.spec);
-  input_.spec.route = choice.route;
-  {
-    base::MutexLock lock(&mutex_);
-    if (!choice.route.empty()) about_.pair = choice.route;
-  }
-  if (const auto* no = std::get_if<Refusal>(&choice.pin)) {
-    return engine::Refused(*no, input_.spec);
-  }
-  return env_.engine->Begin(input_.spec, choice.policy,
-                            std::get<engine::ArtifactPin>(std::move(choice.pin)));
-}
-
-void TransferSession::Accept(std::shared_ptr<engine::Transfer> transfer) {
-  transfer_ = std::move(transfer);
+void TransferSession::Accept(BegunTransfer begun) {
+  transfer_ = std::move(begun.transfer);
+  source_ = std::move(begun.source);
+  target_ = std::move(begun.target);
   phase_ = Phase::kStreaming;
-  const model::KvGeometry& geometry = input_.spec.source.geometry;
-  const int64_t tile_tokens = env_.engine->tile_tokens();
-  auto assembler = kv::TileAssembler::Create(
-      {.dtype = geometry.dtype,
-       .layers = geometry.layers,
-       .kv_heads = geometry.kv_heads,
-       .head_dim = geometry.head_dim,
-       .tokens = input_.spec.tokens,
-       .tile_tokens = tile_tokens,
-       .max_open_bytes = tile_limit_ * tile_tokens * geometry.token_bytes(),
-       .scales = input_.source_scales},
-      env_.buffers);
-  if (!assembler.ok()) return Refuse(FromAssembler(assembler.status()));
-  assembler_.emplace(*std::move(assembler));
+  const guard::TransferSpec& spec = transfer_->spec();
+  unsubmitted_ = transfer_->covered_tokens() - spec.first_token;
   moved_ = env_.clock->Now();
   SetAlarm();
   v1::TransferEvent event;
   v1::TransferAccepted& accepted = *event.mutable_accepted();
   accepted.set_covered_tokens(transfer_->covered_tokens());
-  accepted.set_tile_tokens(tile_tokens);
-  accepted.set_plane(v1::PLANE_INLINE);
+  accepted.set_tile_tokens(env_.engine->tile_tokens());
+  accepted.set_plane(spec.source_buffered || spec.target_buffered ? v1::PLANE_INLINE
+                                                                  : v1::PLANE_REGION);
   accepted.set_artifact_digest(transfer_->artifact_digest());
   accepted.mutable_expected_seconds()->set_source("unmeasured");
   if (const auto seconds = transfer_->expected_seconds()) {
@@ -176,12 +114,15 @@ void TransferSession::Accept(std::shared_ptr<engine::Transfer> transfer) {
     accepted.mutable_expected_seconds()->set_source("measured");
   }
   Send({wire::Serialize(event), 0}, nullptr);
+  Queue(std::move(begun.ready));
 }
 
 // Wakes for the transfer's own end, and to see whether the stream still moves.
 void TransferSession::SetAlarm() {
   absl::Time wake = moved_ + env_.idle_timeout;
-  if (phase_ == Phase::kStreaming) wake = std::min(wake, transfer_->stop_at());
+  if (phase_ == Phase::kStreaming && !transfer_->cancelled()) {
+    wake = std::min(wake, transfer_->stop_at());
+  }
   alarm_ = std::make_unique<grpc::Alarm>();
   // Weak: the alarm is a member, and keeps its callback.
   alarm_->Set(absl::ToChronoTime(wake), [weak = weak_from_this()](bool fired) {
@@ -194,6 +135,7 @@ void TransferSession::OnAlarm() {
   base::MutexLock lock(&mutex_);
   if (phase_ == Phase::kFinished) return;
   const absl::Time now = env_.clock->Now();
+  if (running_ > 0) moved_ = now;  // it is we who keep the caller waiting
   if (now - moved_ >= env_.idle_timeout) {
     if (phase_ == Phase::kClosing) return context_->TryCancel();
     moved_ = now;
@@ -204,52 +146,40 @@ void TransferSession::OnAlarm() {
   if (phase_ != Phase::kFinished) SetAlarm();
 }
 
-void TransferSession::TakeChunk(const wire::ReceivedChunk& chunk) {
+// The source works without the lock: this is where a reader's time goes.
+template <typename Message>
+void TransferSession::TakeSource(const Message& message) {
+  std::shared_ptr<SourcePlane> source;
   {
     base::MutexLock lock(&mutex_);
     if (phase_ == Phase::kHeader) {
-      Malformed(absl::InvalidArgumentError("chunk: expected the header first"));
+      Malformed(absl::InvalidArgumentError("stream: expected the header first"));
     }
-    if (phase_ != Phase::kStreaming) return;
+    source = source_;
   }
-  std::vector<kv::Tile> complete;
-  const std::optional<Refusal> refusal = Assemble(chunk, &complete);
+  if (source == nullptr) return;
+  SourcePlane::Answer answer = source->Take(message);
   base::MutexLock lock(&mutex_);
   if (phase_ != Phase::kStreaming) return;
-  if (refusal.has_value()) {
-    Refuse(*refusal);
-  } else {
-    transfer_->AddBytes(static_cast<int64_t>(chunk.bytes), 0);
+  if (auto* no = std::get_if<Refusal>(&answer)) return Refuse(std::move(*no));
+  if constexpr (std::is_same_v<Message, wire::ReceivedChunk>) {
+    transfer_->AddBytes(static_cast<int64_t>(message.bytes), 0);
     transfer_->AddStage(engine::Stage::kIngress, env_.clock->Now() - read_started_);
-    for (kv::Tile& tile : complete) ready_.push_back(std::move(tile));
   }
+  Queue(std::get<std::vector<SourceTile>>(std::move(answer)));
 }
 
-// Verifies a chunk and copies it into its tiles, without the lock: this is where a reader's time
-// goes.
-std::optional<Refusal> TransferSession::Assemble(const wire::ReceivedChunk& chunk,
-                                                 std::vector<kv::Tile>* complete) {
-  if (chunk.bytes > kMaxChunkBytes) {
-    return Fallback(
-        Reason::kInvalidRequest,
-        absl::StrCat("chunk.data: expected at most ", kMaxChunkBytes, " bytes, got ", chunk.bytes));
+// Tokens of a pool that became ready one after the other are mapped together.
+void TransferSession::Queue(std::vector<SourceTile> tiles) {
+  for (SourceTile& tile : tiles) {
+    tile.tokens.end = std::min(tile.tokens.end, transfer_->covered_tokens());
+    if (tile.tokens.size() <= 0) continue;  // sent, but left to the target to prefill
+    if (!ready_.empty() && ready_.back().owner == tile.owner) {
+      ready_.back().tokens.end = tile.tokens.end;
+    } else {
+      ready_.push_back(std::move(tile));
+    }
   }
-  const auto head = ToChunkHeader(chunk.head);
-  if (!head.ok()) return Fallback(Reason::kInvalidRequest, head.status().message());
-  uint32_t crc = 0;
-  const auto tiles = assembler_->Add(
-      *head, chunk.data,
-      [&crc](std::byte* to, std::span<const std::byte> from) {
-        crc = wire::CopyCrc32c(to, from, crc);
-      },
-      [&] { return wire::VerifyCrc(chunk.head, crc); });
-  if (!tiles.ok()) return FromAssembler(tiles.status());
-  for (const int64_t index : *tiles) {
-    auto tile = assembler_->TakeTile(index);
-    if (!tile.ok()) return Fallback(Reason::kInternal, tile.status().message());
-    complete->push_back(*std::move(tile));
-  }
-  return std::nullopt;
 }
 
 void TransferSession::EndInput() {
@@ -258,47 +188,72 @@ void TransferSession::EndInput() {
     Abandon();
   } else if (phase_ == Phase::kHeader) {
     Malformed(absl::InvalidArgumentError("stream: expected a header, got its end"));
-  } else if (phase_ == Phase::kStreaming && !transfer_->cancelled()) {
-    const absl::Status missing = assembler_->Finish();
-    if (!missing.ok()) Refuse(FromAssembler(missing));
+  } else if (source_ != nullptr && !transfer_->cancelled()) {
+    if (std::optional<Refusal> missing = source_->End()) Refuse(*std::move(missing));
   }
 }
 
 // --- map
 
-void TransferSession::SubmitTile(kv::Tile tile) {
-  kv::TokenRange tokens = tile.tokens;
-  tokens.end = std::min(tokens.end, transfer_->covered_tokens());
-  if (tokens.size() <= 0) return;  // sent, but left to the target to prefill
-  auto target =
-      TargetTile::Create(input_.spec.target.geometry, tokens, input_.target_scales, *env_.buffers);
-  if (!target.ok()) return Refuse(Fallback(Reason::kOverload, target.status().message()));
-  ++sources_;
-  ++open_tiles_;
-  const absl::Status submitted =
-      transfer_->SubmitTile(MakeWork(std::move(tile), tokens, *std::move(target)));
-  if (submitted.ok() || transfer_->cancelled()) return;
-  Refuse(Fallback(Reason::kInternal, submitted.message()));
+SourceTile TransferSession::NextTile() {
+  const int64_t most = transfer_->work_tokens();
+  SourceTile tile = ready_.front();
+  if (tile.tokens.size() <= most) {
+    ready_.pop_front();
+  } else {
+    tile.tokens.end = tile.tokens.begin + most;
+    ready_.front().tokens.begin += most;
+    ready_.front().view_begin += most;
+  }
+  return tile;
 }
 
-engine::TileWork TransferSession::MakeWork(kv::Tile tile, kv::TokenRange tokens,
-                                           TargetTile target) {
+void TransferSession::SubmitTile(SourceTile tile) {
+  auto target = target_->Open(tile.tokens);
+  if (!target.ok()) return Refuse(Fallback(Reason::kOverload, target.status().message()));
+  unsubmitted_ -= tile.tokens.size();
+  ++sources_;
+  ++running_;
+  ++open_tiles_;
+  const absl::Status submitted =
+      transfer_->SubmitTile(MakeWork(std::move(tile), *std::move(target)));
+  if (submitted.ok()) return;
+  --running_;
+  if (!transfer_->cancelled()) Refuse(Fallback(Reason::kInternal, submitted.message()));
+}
+
+engine::TileWork TransferSession::MakeWork(SourceTile tile,
+                                           std::shared_ptr<const TargetTile> target) {
   engine::TileWork work;
-  work.tokens = tokens;
+  work.tokens = tile.tokens;
   work.source = std::move(tile.view);
-  work.source_owner = std::move(tile.buffer);
-  work.target = target.view();
-  work.target_owner = target.buffer();
+  work.source_begin = tile.view_begin;
+  work.source_owner = std::move(tile.owner);
+  work.target = target->view();
+  work.target_begin = target->view_begin();
+  work.target_owner = target;
   const auto open = std::make_shared<OpenTile>();
-  work.on_source_released = [self = shared_from_this()] {
-    base::MutexLock lock(&self->mutex_);
-    --self->sources_;
-    self->Pump();
-  };
+  open->tokens = tile.tokens.size();
+  work.on_source_released = [self = shared_from_this()] { self->SourceRead(); };
   work.on_layers = [self = shared_from_this(), target = std::move(target),
-                    open](kv::LayerRange layers) { self->LayersMapped(target, layers, open); };
-  work.on_done = [self = shared_from_this(), open](const absl::Status&) { self->TileMapped(open); };
+                    open](kv::LayerRange layers) { self->LayersMapped(*target, layers, open); };
+  work.on_done = [self = shared_from_this(), open](const absl::Status& status) {
+    self->TileMapped(open, status);
+  };
   return work;
+}
+
+void TransferSession::SourceRead() {
+  base::MutexLock lock(&mutex_);
+  --sources_;
+  if (phase_ == Phase::kStreaming && !transfer_->spec().source_buffered && unsubmitted_ == 0 &&
+      sources_ == 0 && !transfer_->cancelled()) {
+    source_.reset();
+    v1::TransferEvent event;
+    event.mutable_source_released();
+    Send({wire::Serialize(event), 0}, nullptr);
+  }
+  Pump();
 }
 
 void TransferSession::LayersMapped(const TargetTile& target, kv::LayerRange layers,
@@ -313,10 +268,19 @@ void TransferSession::LayersMapped(const TargetTile& target, kv::LayerRange laye
   PumpWrite();
 }
 
-void TransferSession::TileMapped(const TilePtr& open) {
+void TransferSession::TileMapped(const TilePtr& open, const absl::Status& status) {
   base::MutexLock lock(&mutex_);
+  --running_;
   open->mapped = true;
   moved_ = env_.clock->Now();
+  if (phase_ == Phase::kStreaming && status.ok()) {
+    const guard::TransferSpec& spec = transfer_->spec();
+    const auto bytes = [&open](const model::ModelSpec& model) {
+      return open->tokens * model.geometry.token_bytes();
+    };
+    transfer_->AddBytes(spec.source_buffered ? 0 : bytes(spec.source),
+                        spec.target_buffered ? 0 : bytes(spec.target));
+  }
   CloseIfSent(open);
   Pump();
 }
@@ -351,26 +315,23 @@ void TransferSession::OnWriteDone(bool ok) {
 
 void TransferSession::Pump() {
   if (phase_ == Phase::kStreaming) PumpTiles();
-  if (phase_ == Phase::kStreaming) {
-    const bool complete = input_ended_ && ready_.empty() && open_tiles_ == 0;
-    if (complete || transfer_->cancelled()) FinishTransfer();
-  }
+  if (phase_ == Phase::kStreaming && MayFinish()) FinishTransfer();
   PumpRead();
   PumpWrite();
 }
 
 void TransferSession::PumpTiles() {
-  while (!ready_.empty() && open_tiles_ < tile_limit_ && !transfer_->cancelled()) {
-    kv::Tile tile = std::move(ready_.front());
-    ready_.pop_front();
-    SubmitTile(std::move(tile));
+  const auto limit = static_cast<size_t>(transfer_->works_in_flight());
+  while (!ready_.empty() && open_tiles_ < limit && !transfer_->cancelled()) {
+    SubmitTile(NextTile());
   }
 }
 
-// A tile that fills needs room beside those that are complete.
+// A tile that fills needs room beside those that are complete. Word of a pool's pages needs none.
 void TransferSession::PumpRead() {
   const bool wanted = phase_ == Phase::kHeader ||
-                      (phase_ == Phase::kStreaming && ready_.size() + sources_ < tile_limit_);
+                      (phase_ == Phase::kStreaming && (!transfer_->spec().source_buffered ||
+                                                       ready_.size() + sources_ < tile_limit_));
   if (reading_ || input_ended_ || !wanted) return;
   reading_ = true;
   read_started_ = env_.clock->Now();
@@ -419,6 +380,14 @@ void TransferSession::Abandon() {
   Close(absl::CancelledError("the caller went away"));
 }
 
+bool TransferSession::MayFinish() const {
+  const guard::TransferSpec& spec = transfer_->spec();
+  const bool inline_only = spec.source_buffered && spec.target_buffered;
+  if (transfer_->cancelled()) return inline_only || running_ == 0;
+  const bool all_in = input_ended_ || (!spec.source_buffered && unsubmitted_ == 0);
+  return all_in && ready_.empty() && open_tiles_ == 0;
+}
+
 void TransferSession::FinishTransfer() {
   const std::optional<engine::Decision> decision = transfer_->Finish();
   if (decision.has_value()) Decide(*decision);
@@ -436,14 +405,16 @@ void TransferSession::Record(const engine::Decision& decision) {
   about_.time = env_.clock->Now();
   about_.total = about_.time - started_;
   env_.recorder->Decided(decision, about_);
-  const auto stage = [&decision](engine::Stage s) {
-    return decision.stages[static_cast<size_t>(s)];
+  const auto record = [&](absl::string_view key, int64_t bytes, engine::Stage stage) {
+    env_.engine->rates().Record(key, static_cast<double>(bytes),
+                                decision.stages[static_cast<size_t>(stage)], about_.time);
   };
-  engine::RateMeter& rates = env_.engine->rates();
-  rates.Record(kInlineIn, static_cast<double>(decision.bytes_in), stage(engine::Stage::kIngress),
-               about_.time);
-  rates.Record(kInlineOut, static_cast<double>(decision.bytes_out), stage(engine::Stage::kEgress),
-               about_.time);
+  if (about_.source_transport == kInline) {
+    record(kInlineIn, decision.bytes_in, engine::Stage::kIngress);
+  }
+  if (about_.target_transport == kInline) {
+    record(kInlineOut, decision.bytes_out, engine::Stage::kEgress);
+  }
 }
 
 // Lets go of everything but the message that gRPC is sending.
@@ -452,6 +423,8 @@ void TransferSession::Close(absl::Status status) {
   status_ = std::move(status);
   outbox_.erase(outbox_.begin() + (writing_ ? 1 : 0), outbox_.end());
   ready_.clear();
+  source_.reset();
+  target_.reset();
   transfer_.reset();
 }
 

@@ -1,12 +1,16 @@
-// One Transfer stream on the inline plane: header, chunks in, mapped chunks out, one decision.
+// One Transfer stream: header in, one decision out, and between them source tokens that become
+// target layers, whichever planes they come and go by (source_plane.h, target_plane.h).
 //
-//   read chunk -> verify -> tile assembler -> complete tile -> engine (worker) -> chunks -> write
+//   read message -> source plane -> ready tokens -> engine (worker) -> target tile -> write
 //
 // Memory is bounded whatever the client does: at most `tiles_in_flight` tiles are being mapped or
 // sent, as many wait or fill, one message is read and one written at a time. A client that does not
-// read stops its own upload, and nobody else's. One that neither sends nor reads for the idle timeout
-// falls back, so that what it had reserved is free again; if it does not take that answer either,
-// the stream is cancelled.
+// read stops its own upload, and nobody else's. One that neither sends nor reads for the idle
+// timeout falls back, so that what it had reserved is free again; if it does not take that answer
+// either, the stream is cancelled.
+//
+// Pages of a pool are the caller's again when it reads SourceReleased or Completed: neither is sent
+// while a worker may still touch them.
 //
 // Threads: gRPC's threads call the On... methods, workers call back from tiles, the alarm from its
 // own thread. What they share is guarded by one mutex; gRPC operations are started under it, which
@@ -16,46 +20,29 @@
 // holds a reference, so it is destroyed when the last of them has left.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
-#include <string>
-#include <variant>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 
-#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/engine/transfer_engine.h"
-#include "core/kv/buffer_pool.h"
-#include "core/kv/tile_assembler.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
-#include "proto/kvbridge/v1/chunk_codec.h"
+#include "server/begin_transfer.h"
 #include "server/convert.h"
-#include "server/decision_recorder.h"
-#include "server/route_table.h"
-#include "server/target_tile.h"
+#include "server/source_plane.h"
+#include "server/target_plane.h"
 
 namespace kvbridge::server {
 
 // Key of engine::RateMeter for the time that bytes take to come in and to leave.
 inline constexpr absl::string_view kInlineIn = "inline:in";
 inline constexpr absl::string_view kInlineOut = "inline:out";
-
-// What all sessions share. Borrowed; outlives them.
-struct TransferEnv {
-  RouteTable* routes = nullptr;
-  engine::TransferEngine* engine = nullptr;
-  std::shared_ptr<kv::BufferPool> buffers;
-  const base::Clock* clock = nullptr;
-  DecisionRecorder* recorder = nullptr;
-  const std::atomic<bool>* draining = nullptr;  // new transfers are refused
-  absl::Duration idle_timeout;                  // longest time without a byte in or out
-};
 
 class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                               public std::enable_shared_from_this<TransferSession> {
@@ -78,6 +65,7 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 
   // A tile from its submission until its last byte was sent.
   struct OpenTile {
+    int64_t tokens = 0;
     int unsent = 0;       // messages in the outbox or being written
     bool mapped = false;  // no more messages will come
   };
@@ -92,27 +80,28 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 
   void TakeMessage();
   void TakeHeader(const v1::TransferHeader& header);
-  std::variant<std::shared_ptr<engine::Transfer>, engine::Decision> Begin(
-      const v1::TransferHeader& header);
-  void Accept(std::shared_ptr<engine::Transfer> transfer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TakeChunk(const wire::ReceivedChunk& chunk);
-  std::optional<guard::Refusal> Assemble(const wire::ReceivedChunk& chunk,
-                                         std::vector<kv::Tile>* complete);
+  void Accept(BegunTransfer begun) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  template <typename Message>
+  void TakeSource(const Message& message);
+  void Queue(std::vector<SourceTile> tiles) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndInput();
 
   void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnAlarm();
 
-  void SubmitTile(kv::Tile tile) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  engine::TileWork MakeWork(kv::Tile tile, kv::TokenRange tokens, TargetTile target);
+  SourceTile NextTile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SubmitTile(SourceTile tile) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  engine::TileWork MakeWork(SourceTile tile, std::shared_ptr<const TargetTile> target);
+  void SourceRead();
   void LayersMapped(const TargetTile& target, kv::LayerRange layers, const TilePtr& open);
-  void TileMapped(const TilePtr& open);
+  void TileMapped(const TilePtr& open, const absl::Status& status);
   void CloseIfSent(const TilePtr& open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Refuse(guard::Refusal refusal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Malformed(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const engine::Decision& decision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayFinish() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishTransfer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Record(const engine::Decision& decision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Close(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -132,13 +121,14 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 
   // The reader's own: touched between a read's completion and the start of the next.
   grpc::ByteBuffer incoming_;
-  TransferInput input_;
-  std::optional<kv::TileAssembler> assembler_;
 
   base::Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kHeader;
   DecisionContext about_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<engine::Transfer> transfer_ ABSL_GUARDED_BY(mutex_);  // while kStreaming
+  // While kStreaming. The reader alone calls the source, and does so without the lock.
+  std::shared_ptr<engine::Transfer> transfer_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<SourcePlane> source_ ABSL_GUARDED_BY(mutex_);  // until it has been read
+  std::shared_ptr<TargetPlane> target_ ABSL_GUARDED_BY(mutex_);
   // A new one each time: an alarm that is set again destroys the callback that sets it.
   std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
   absl::Time moved_ ABSL_GUARDED_BY(mutex_);      // when the stream last made progress
@@ -147,10 +137,12 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   bool input_ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time read_started_ ABSL_GUARDED_BY(mutex_);
   absl::Time write_started_ ABSL_GUARDED_BY(mutex_);
-  std::deque<kv::Tile> ready_ ABSL_GUARDED_BY(mutex_);   // complete, not submitted
-  size_t sources_ ABSL_GUARDED_BY(mutex_) = 0;           // submitted, source memory in use
-  size_t open_tiles_ ABSL_GUARDED_BY(mutex_) = 0;        // submitted, not sent in full
-  std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mutex_);  // the front is being written if writing_
+  std::deque<SourceTile> ready_ ABSL_GUARDED_BY(mutex_);  // not submitted
+  int64_t unsubmitted_ ABSL_GUARDED_BY(mutex_) = 0;       // covered tokens that no tile had yet
+  size_t sources_ ABSL_GUARDED_BY(mutex_) = 0;            // submitted, source memory in use
+  size_t running_ ABSL_GUARDED_BY(mutex_) = 0;            // submitted, a worker may be inside
+  size_t open_tiles_ ABSL_GUARDED_BY(mutex_) = 0;         // submitted, not sent in full
+  std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mutex_);   // the front is being written if writing_
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -44,7 +44,7 @@ class WorkWindow {
 // Submits everything and returns, when the last worker has left, how far it came.
 int64_t SubmitAll(Transfer& transfer, const kv::KvView& source, const kv::KvView& target) {
   WorkWindow window(transfer.works_in_flight());
-  int64_t begin = 0;
+  int64_t begin = transfer.spec().first_token;
   while (begin < transfer.covered_tokens() && !transfer.cancelled()) {
     const int64_t end = std::min(begin + transfer.work_tokens(), transfer.covered_tokens());
     TileWork work;
@@ -81,17 +81,15 @@ Decision RunLocal(TransferEngine& engine, guard::TransferSpec spec,
   if (auto* decision = std::get_if<Decision>(&begun)) return *std::move(decision);
   Transfer& transfer = *std::get<std::shared_ptr<Transfer>>(begun);
 
+  kv::KvView covered = target;
+  covered.tokens = std::min(transfer.covered_tokens(), target.tokens);
+  kv::ZeroTail(covered);
   const int64_t submitted = SubmitAll(transfer, source, target);
   const Decision decision = transfer.Finish().value();
-  if (decision.applied()) {
-    kv::KvView covered = target;
-    covered.tokens = decision.covered_tokens;
-    kv::ZeroTail(covered);
-    return decision;
-  }
+  if (decision.applied()) return decision;
   for (int32_t layer = 0; layer < target.layers; ++layer) {
     for (const kv::Component c : kv::kComponents) {
-      kv::ZeroRows(target, layer, c, {0, submitted});
+      kv::ZeroRows(target, layer, c, {transfer.spec().first_token, submitted});
     }
   }
   return decision;

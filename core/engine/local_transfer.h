@@ -10,9 +10,9 @@
 
 namespace kvbridge::engine {
 
-// Maps tokens [0, covered) of `source` into the same tokens of `target`, and zeroes the slots past
-// them in target's last page. After a failure, and on a shadow route, every target token that was
-// written to is zero. Both views hold the selection's tokens and have passed kv::Validate.
+// Maps tokens [first_token, covered) of `source` into the same tokens of `target`, and zeroes the
+// slots past them in target's last page. After a failure, and on a shadow route, every target token
+// that was written to is zero. Both views hold the selection's tokens and have passed kv::Validate.
 //
 // Blocks until the last worker has left; not to be called from a worker.
 Decision RunLocal(TransferEngine& engine, guard::TransferSpec spec,

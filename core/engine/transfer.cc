@@ -69,10 +69,11 @@ absl::Status Transfer::Stopped() { return absl::CancelledError("transfer: refuse
 
 absl::Status Transfer::CheckWork(const TileWork& work) const {
   const kv::TokenRange tokens = work.tokens;
-  if (tokens.begin < 0 || tokens.size() < 1 || tokens.end > covered_tokens() ||
+  const int64_t first = spec_.first_token;
+  if (tokens.begin < first || tokens.size() < 1 || tokens.end > covered_tokens() ||
       tokens.size() > room_.tokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat("work.tokens: expected 1 to ", room_.tokens, " tokens within [0, ",
+        absl::StrCat("work.tokens: expected 1 to ", room_.tokens, " tokens within [", first, ", ",
                      covered_tokens(), "), got [", tokens.begin, ", ", tokens.end, ")"));
   }
   KVB_RETURN_IF_ERROR(
@@ -165,12 +166,13 @@ bool Transfer::cancelled() {
 
 std::optional<Refusal> Transfer::WhyIncomplete() const {
   if (refusal_.has_value()) return refusal_;
-  if (done_tokens_ < covered_tokens()) {
-    const int64_t missing = submitted_.FirstNotIn({0, covered_tokens()});
-    if (missing < covered_tokens()) {
+  const kv::TokenRange wanted{spec_.first_token, covered_tokens()};
+  if (done_tokens_ < wanted.size()) {
+    const int64_t missing = submitted_.FirstNotIn(wanted);
+    if (missing < wanted.end) {
       return Fallback(Reason::kShapeMismatch,
-                      absl::StrCat("source tokens: expected [0, ", covered_tokens(), "), token ",
-                                   missing, " never came"));
+                      absl::StrCat("source tokens: expected [", wanted.begin, ", ", wanted.end,
+                                   "), token ", missing, " never came"));
     }
     return Fallback(Reason::kInternal,
                     absl::StrCat("finished with ", works_running_, " works in flight"));

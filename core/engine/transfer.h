@@ -60,7 +60,7 @@ struct ArtifactPin {
 //   on_done             once, last: the transfer holds nothing of this work any more. OK, or why
 //                       not
 struct TileWork {
-  kv::TokenRange tokens;  // of the selection, within [0, covered_tokens)
+  kv::TokenRange tokens;  // of the selection, within [first_token, covered_tokens)
   kv::KvView source;
   int64_t source_begin = 0;  // token of `source` that is tokens.begin
   std::shared_ptr<const void> source_owner;

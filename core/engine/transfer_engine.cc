@@ -125,13 +125,13 @@ double TransferEngine::SecondsPerToken(const device::ResidentMapper& resident) c
   return static_cast<double>(resident.resident_bytes()) / kUsualBytesPerSecond;
 }
 
-TransferEngine::Need TransferEngine::NeedOf(const guard::TransferSpec& spec, int64_t covered_tokens,
+TransferEngine::Need TransferEngine::NeedOf(const guard::TransferSpec& spec, int64_t mapped_tokens,
                                             const device::ResidentMapper& mapper) const {
   const device::Backend& backend = *deps_.backend;
   const uint64_t source_bytes = spec.source.geometry.token_bytes();
   const uint64_t target_bytes = spec.target.geometry.token_bytes();
-  const int64_t tile = std::min<int64_t>(options_.tile_tokens, covered_tokens);
-  const int64_t all_tiles = (covered_tokens + tile - 1) / tile;
+  const int64_t tile = std::min<int64_t>(options_.tile_tokens, mapped_tokens);
+  const int64_t all_tiles = (mapped_tokens + tile - 1) / tile;
   const int64_t tiles = std::min<int64_t>(options_.tiles_in_flight, all_tiles);
   const uint64_t buffered =
       (spec.source_buffered ? source_bytes : 0) + (spec.target_buffered ? target_bytes : 0);
@@ -141,10 +141,10 @@ TransferEngine::Need TransferEngine::NeedOf(const guard::TransferSpec& spec, int
            Times(tile, buffered));
   const uint64_t positions = Times(spec.tokens, sizeof(int64_t));
   Need need;
-  need.claim = {
-      .tenant = spec.tenant,
-      .payload_bytes = Plus(Times(spec.tokens, source_bytes), Times(covered_tokens, target_bytes)),
-      .buffer_bytes = Plus(Times(tiles, per_tile), positions)};
+  need.claim = {.tenant = spec.tenant,
+                .payload_bytes = Plus(Times(spec.tokens - spec.first_token, source_bytes),
+                                      Times(mapped_tokens, target_bytes)),
+                .buffer_bytes = Plus(Times(tiles, per_tile), positions)};
   if (buffered > 0) return need;
   const uint64_t swept =
       std::max<uint64_t>(1, backend.TileBytes(mapper, tile, device::SourceUse::kByLayer));
@@ -161,16 +161,16 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
     guard::TransferSpec spec, const guard::RoutePolicy& policy, ArtifactPin pin) {
   const mapper::Mapper& mapper = pin.resident->mapper();
   const absl::Time now = deps_.clock->Now();
-  const auto checked = guard::PreCheck(
-      spec, policy,
-      {mapper.source, mapper.target, pin.proven, admission_->limits().max_tokens, now});
+  const auto checked = guard::PreCheck(spec, policy,
+                                       {mapper.source, mapper.target, pin.proven,
+                                        admission_->limits().max_tokens, now, mapper.digest});
   if (const auto* no = std::get_if<Refusal>(&checked)) return Refused(*no, spec);
   const auto& admissible = std::get<guard::Admissible>(checked);
+  const int64_t mapped = admissible.covered_tokens - spec.first_token;
 
   const std::optional<absl::Duration> budget =
       spec.max_latency.has_value() ? spec.max_latency : policy.max_latency;
-  const std::optional<double> expected =
-      ExpectedSeconds(mapper.digest, admissible.covered_tokens, now);
+  const std::optional<double> expected = ExpectedSeconds(mapper.digest, mapped, now);
   if (budget.has_value() && expected.has_value() && absl::Seconds(*expected) > *budget) {
     return Refused(Fallback(Reason::kLatencyBudget,
                             absl::StrCat("max_latency: expected at least ",
@@ -179,7 +179,7 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
                    spec);
   }
 
-  const Need need = NeedOf(spec, admissible.covered_tokens, *pin.resident);
+  const Need need = NeedOf(spec, mapped, *pin.resident);
   auto reserved = admission_->Reserve(need.claim);
   if (const auto* no = std::get_if<Refusal>(&reserved)) return Refused(*no, spec);
   auto& reservation = std::get<Reservation>(reserved);
@@ -205,9 +205,9 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
                           &rates_,     options_.tile_tokens, options_.tiles_in_flight};
   const absl::Time budget_end = now + budget.value_or(absl::InfiniteDuration());
   const double seconds_per_token = SecondsPerToken(*pin.resident);
-  const double due = dispatcher_->Enter(
-      spec.tenant, seconds_per_token * static_cast<double>(admissible.covered_tokens),
-      absl::ToDoubleSeconds(std::min(spec.deadline, budget_end) - now));
+  const double due =
+      dispatcher_->Enter(spec.tenant, seconds_per_token * static_cast<double>(mapped),
+                         absl::ToDoubleSeconds(std::min(spec.deadline, budget_end) - now));
   return std::shared_ptr<Transfer>(new Transfer(
       env,
       {std::move(spec), policy, admissible, std::move(pin), std::move(reservation), room,

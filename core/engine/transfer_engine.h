@@ -85,7 +85,7 @@ class TransferEngine {
     Claim claim;
     int64_t sweep_tokens = 0;  // what claim.wish_bytes are for
   };
-  Need NeedOf(const guard::TransferSpec& spec, int64_t covered_tokens,
+  Need NeedOf(const guard::TransferSpec& spec, int64_t mapped_tokens,
               const device::ResidentMapper& mapper) const;
 
   const Options options_;

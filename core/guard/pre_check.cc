@@ -72,6 +72,15 @@ Answer CheckWellFormed(const TransferSpec& spec) {
       return Refuse(Reason::kInvalidRequest, field, ": expected 0 or more, got ", count);
     }
   }
+  if (spec.first_token < 0 || (spec.first_token > 0 && spec.first_token >= spec.tokens)) {
+    return Refuse(Reason::kInvalidRequest, "first_token: expected 0 or a token before ",
+                  spec.tokens, ", got ", spec.first_token);
+  }
+  if (spec.first_token > 0 && spec.artifact_digest.empty()) {
+    return Refuse(Reason::kInvalidRequest,
+                  "artifact_digest: expected the digest of the artifact that mapped the tokens "
+                  "before first_token, got nothing");
+  }
   if (spec.max_latency.has_value() && *spec.max_latency < absl::ZeroDuration()) {
     return Refuse(Reason::kInvalidRequest, "limits.max_latency: expected 0 or more, got ",
                   absl::FormatDuration(*spec.max_latency));
@@ -110,6 +119,11 @@ Answer CheckModels(const TransferSpec& spec, const PreCheckContext& context) {
   }
   if (auto found = model::FindMismatch(context.artifact_target, spec.target, "target")) {
     return FromMismatch(*found);
+  }
+  // One cache must not hold the work of two mappers.
+  if (!spec.artifact_digest.empty() && spec.artifact_digest != context.artifact_digest) {
+    return Refuse(Reason::kArtifactUnavailable, "artifact_digest: expected the artifact in use, ",
+                  context.artifact_digest, ", got another");
   }
   return std::nullopt;
 }
@@ -162,9 +176,10 @@ std::variant<Admissible, Refusal> PreCheck(const TransferSpec& spec, const Route
 
   Admissible result;
   result.covered_tokens = CoveredTokens(spec, policy);
-  if (result.covered_tokens < policy.min_covered_tokens) {
+  const int64_t mapped = std::max<int64_t>(0, result.covered_tokens - spec.first_token);
+  if (mapped < policy.min_covered_tokens) {
     return Refuse(Reason::kNotWorthIt, "covered tokens: expected at least ",
-                  policy.min_covered_tokens, ", got ", result.covered_tokens,
+                  policy.min_covered_tokens, ", got ", mapped,
                   "; the target computes the end of the prompt itself");
   }
   result.publish = policy.stage != RouteStage::kShadow;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <variant>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "core/guard/reason.h"
@@ -20,10 +21,12 @@ struct PreCheckContext {
   bool proven = false;     // the artifact's evidence passes
   int64_t max_tokens = 0;  // of one request
   absl::Time now;
+  absl::string_view artifact_digest = {};
 };
 
 struct Admissible {
-  int64_t covered_tokens = 0;    // [0, covered_tokens) of the selection will be mapped; at least 1
+  // [first_token, covered_tokens) of the selection will be mapped; at least one of them.
+  int64_t covered_tokens = 0;
   bool publish = true;           // false on a shadow route: mapped and checked, never applied
   bool shadow_selected = false;  // the caller is asked to prefill as well
 };
@@ -38,10 +41,11 @@ int64_t CoveredTokens(const TransferSpec& spec, const RoutePolicy& policy);
 //   3 call's deadline; a latency budget of 0  deadline_exceeded, latency_budget
 //   4 max_tokens                              token_limit
 //   5 both specs against the artifact's       incompatible_model, shape_mismatch, or UNSUPPORTED
-//   6 hops                                    app_gate
-//   7 evidence (past shadow)                  unproven_pair
-//   8 canary share                            route_disabled
-//   9 covered tokens                          not_worth_it
+//   6 the artifact's digest, if one is asked  artifact_unavailable
+//   7 hops                                    app_gate
+//   8 evidence (past shadow)                  unproven_pair
+//   9 canary share                            route_disabled
+//  10 covered tokens past first_token        not_worth_it
 // What is wrong with the request is said before what the route's policy thinks of it. Positions are
 // checked when they are made (kv::Positions). Pure; nothing is allocated but the message.
 std::variant<Admissible, Refusal> PreCheck(const TransferSpec& spec, const RoutePolicy& policy,

@@ -39,6 +39,11 @@ struct TransferSpec {
   int64_t prompt_tokens = 0;
   int32_t hops = 0;  // maps the source cache has been through already
 
+  // Target tokens [0, first_token) were mapped before and are left alone; then artifact_digest
+  // names the artifact that did it. Empty = any.
+  int64_t first_token = 0;
+  std::string artifact_digest;
+
   std::optional<absl::Duration> max_latency;     // none: the route's; zero falls back at once
   absl::Time deadline = absl::InfiniteFuture();  // of the call
   int64_t max_covered_tokens = 0;                // 0 = no limit

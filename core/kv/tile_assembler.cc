@@ -21,10 +21,11 @@ std::string CellName(int32_t layer, Component c, int64_t token) {
 
 size_t PlaneIndex(int32_t layer, Component c) { return size_t(layer) * 2 + static_cast<size_t>(c); }
 
-absl::Status CheckRange(absl::string_view what, int64_t begin, int64_t end, int64_t limit) {
-  if (begin >= 0 && begin < end && end <= limit) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(what, ": expected 0 <= begin < end <= ", limit,
-                                                 ", got [", begin, ", ", end, ")"));
+absl::Status CheckRange(absl::string_view what, int64_t begin, int64_t end, int64_t first,
+                        int64_t limit) {
+  if (begin >= first && begin < end && end <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": expected ", first, " <= begin < end <= ", limit, ", got [", begin, ", ", end, ")"));
 }
 
 // Bytes of the whole cache; the error when they cannot be counted in 63 bits.
@@ -37,6 +38,10 @@ absl::Status CheckCounts(const TileAssembler::Options& o) {
   for (const auto& [field, count] : counts) {
     if (count > 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(field, ": expected at least 1, got ", count));
+  }
+  if (o.first_token < 0 || o.first_token >= o.tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first_token: expected 0 to ", o.tokens - 1, ", got ", o.first_token));
   }
   uint64_t bytes = 2 * ByteSize(o.dtype);
   for (int64_t factor : {int64_t{o.layers}, int64_t{o.kv_heads}, int64_t{o.head_dim}, o.tokens}) {
@@ -100,7 +105,7 @@ absl::StatusOr<TileAssembler> TileAssembler::Create(Options options,
                                                     std::shared_ptr<BufferPool> pool) {
   KVB_RETURN_IF_ERROR(CheckCounts(options));
   KVB_RETURN_IF_ERROR(CheckScales(options));
-  const int64_t tiles = (options.tokens - 1) / options.tile_tokens + 1;
+  const int64_t tiles = (options.tokens - options.first_token - 1) / options.tile_tokens + 1;
   TileAssembler assembler(std::move(options), std::move(pool), tiles);
   if (assembler.TileBytes(0) > assembler.options_.max_open_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -111,7 +116,7 @@ absl::StatusOr<TileAssembler> TileAssembler::Create(Options options,
 }
 
 TokenRange TileAssembler::TileTokens(int64_t tile) const {
-  const int64_t begin = tile * options_.tile_tokens;
+  const int64_t begin = options_.first_token + tile * options_.tile_tokens;
   return {begin, begin + std::min(options_.tile_tokens, options_.tokens - begin)};
 }
 
@@ -131,7 +136,7 @@ template <typename Visit>
 void TileAssembler::ForEachPiece(const ChunkHeader& chunk, Visit visit) const {
   for (int32_t layer = chunk.layers.begin; layer < chunk.layers.end; ++layer) {
     for (int64_t begin = chunk.tokens.begin; begin < chunk.tokens.end;) {
-      const int64_t tile = begin / options_.tile_tokens;
+      const int64_t tile = TileOf(begin);
       const int64_t end = std::min(chunk.tokens.end, TileTokens(tile).end);
       visit(layer, tile, TokenRange{begin, end});
       begin = end;
@@ -141,9 +146,9 @@ void TileAssembler::ForEachPiece(const ChunkHeader& chunk, Visit visit) const {
 
 absl::Status TileAssembler::CheckRanges(const ChunkHeader& chunk, uint64_t bytes) const {
   KVB_RETURN_IF_ERROR(
-      CheckRange("layer range", chunk.layers.begin, chunk.layers.end, options_.layers));
-  KVB_RETURN_IF_ERROR(
-      CheckRange("token range", chunk.tokens.begin, chunk.tokens.end, options_.tokens));
+      CheckRange("layer range", chunk.layers.begin, chunk.layers.end, 0, options_.layers));
+  KVB_RETURN_IF_ERROR(CheckRange("token range", chunk.tokens.begin, chunk.tokens.end,
+                                 options_.first_token, options_.tokens));
   const uint64_t expected = row_bytes_ * chunk.layers.size() * chunk.tokens.size();
   if (bytes == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -177,8 +182,7 @@ absl::Status TileAssembler::CheckNew(const ChunkHeader& chunk) const {
 absl::Status TileAssembler::OpenTiles(TokenRange tokens) {
   std::vector<int64_t> fresh;
   uint64_t fresh_bytes = 0;
-  for (int64_t tile = tokens.begin / options_.tile_tokens;
-       tile <= (tokens.end - 1) / options_.tile_tokens; ++tile) {
+  for (int64_t tile = TileOf(tokens.begin); tile <= TileOf(tokens.end - 1); ++tile) {
     if (tiles_[tile].stage != Stage::kUntouched) continue;
     fresh.push_back(tile);
     fresh_bytes += TileBytes(tile);

@@ -47,8 +47,10 @@ class TileAssembler {
     int32_t layers = 0;
     int32_t kv_heads = 0;
     int32_t head_dim = 0;
-    int64_t tokens =
-        0;  // already checked against the caller's limit: each tile costs some 100 bytes
+    // Tokens [first_token, tokens) come. Already checked against the caller's limit: each tile
+    // costs some 100 bytes.
+    int64_t first_token = 0;
+    int64_t tokens = 0;
     int64_t tile_tokens = 0;
     // Bound on tiles that have begun to arrive and have not been taken.
     uint64_t max_open_bytes = 0;
@@ -103,6 +105,9 @@ class TileAssembler {
   TileAssembler(Options options, std::shared_ptr<BufferPool> pool, int64_t tiles);
 
   TokenRange TileTokens(int64_t tile) const;
+  int64_t TileOf(int64_t token) const {
+    return (token - options_.first_token) / options_.tile_tokens;
+  }
   uint64_t TileBytes(int64_t tile) const;
   std::span<std::byte> Cells(int64_t tile, size_t plane, TokenRange tokens) const;
   template <typename Visit>

@@ -42,8 +42,9 @@ inline constexpr MetricSpec kTokens{"kvbridge_tokens_total", MetricType::kCounte
 inline constexpr MetricSpec kAvoidedPrefillTokens{
     "kvbridge_avoided_prefill_tokens_total", MetricType::kCounter, "pair",
     "Tokens covered by applied transfers: prefill that the target was spared."};
-inline constexpr MetricSpec kPayloadBytes{"kvbridge_payload_bytes_total", MetricType::kCounter,
-                                          "direction,transport", "Cache bytes moved."};
+inline constexpr MetricSpec kPayloadBytes{
+    "kvbridge_payload_bytes_total", MetricType::kCounter, "direction,transport",
+    "Cache bytes received and sent, or read and written in regions."};
 inline constexpr MetricSpec kInflight{"kvbridge_inflight_transfers", MetricType::kGauge, "",
                                       "Admitted transfers that have not ended."};
 inline constexpr MetricSpec kQueueDepth{"kvbridge_queue_depth", MetricType::kGauge, "",
@@ -64,9 +65,11 @@ inline constexpr MetricSpec kUnprovenRoutes{
     "kvbridge_unproven_routes", MetricType::kGauge, "pair",
     "1 when the route may serve an artifact without passing evidence."};
 inline constexpr MetricSpec kMemoryPoolUsed{"kvbridge_memory_pool_used_bytes", MetricType::kGauge,
-                                            "pool", "Bytes reserved by transfers."};
+                                            "pool",
+                                            "Bytes reserved by transfers; shm: of regions."};
 inline constexpr MetricSpec kMemoryPoolLimit{"kvbridge_memory_pool_limit_bytes", MetricType::kGauge,
-                                             "pool", "Bytes that transfers may reserve."};
+                                             "pool",
+                                             "Bytes that transfers may reserve; shm: of regions."};
 inline constexpr MetricSpec kPlans{"kvbridge_plans_total", MetricType::kCounter, "result",
                                    "Plan calls by answer."};
 inline constexpr MetricSpec kState{"kvbridge_state", MetricType::kGauge, "state",

@@ -71,6 +71,7 @@ ServerMetrics::ServerMetrics(Options options)
       inflight_(AddGauge(kInflight, registry_).Add({})),
       queue_depth_(AddGauge(kQueueDepth, registry_).Add({})),
       memory_used_(AddGauge(kMemoryPoolUsed, registry_).Add({{"pool", "host"}})),
+      shm_used_(AddGauge(kMemoryPoolUsed, registry_).Add({{"pool", "shm"}})),
       events_dropped_(AddCounter(kEventsDropped, registry_).Add({{"sink", "log"}})),
       overflow_(
           AddCounter(kSeriesOverflow, registry_).Add({{"metric", std::string(kTransfers.name)}})) {
@@ -121,12 +122,14 @@ void ServerMetrics::InitClosedLists(const Options& options) {
             {"backend", options.backend}})
       .Set(1);
   AddGauge(kQueueLimit, registry_).Add({}).Set(static_cast<double>(options.queue_limit));
-  AddGauge(kMemoryPoolLimit, registry_)
-      .Add({{"pool", "host"}})
-      .Set(static_cast<double>(options.memory_limit_bytes));
+  auto& memory_limit = AddGauge(kMemoryPoolLimit, registry_);
+  memory_limit.Add({{"pool", "host"}}).Set(static_cast<double>(options.memory_limit_bytes));
+  memory_limit.Add({{"pool", "shm"}}).Set(static_cast<double>(options.shm_limit_bytes));
   for (const char* stage : kStages) stage_duration_.Add({{"stage", stage}}, latency_buckets_);
   for (const char* direction : {"in", "out"}) {
-    payload_bytes_.Add({{"direction", direction}, {"transport", "inline"}});
+    for (const char* transport : {"inline", "shm"}) {
+      payload_bytes_.Add({{"direction", direction}, {"transport", transport}});
+    }
   }
   for (const char* result : {"worth_it", "not_worth_it"}) plans_.Add({{"result", result}});
   for (const char* state : kStates) state_.Add({{"state", state}});
@@ -170,8 +173,9 @@ void ServerMetrics::TransferEnded(const TransferSample& sample) {
   }
 }
 
-void ServerMetrics::PayloadMoved(absl::string_view direction, int64_t bytes) {
-  payload_bytes_.Add({{"direction", std::string(direction)}, {"transport", "inline"}})
+void ServerMetrics::PayloadMoved(absl::string_view direction, absl::string_view transport,
+                                 int64_t bytes) {
+  payload_bytes_.Add({{"direction", std::string(direction)}, {"transport", std::string(transport)}})
       .Increment(static_cast<double>(bytes));
 }
 
@@ -240,6 +244,7 @@ std::string ServerMetrics::Scrape() {
     inflight_.Set(static_cast<double>(now.inflight_transfers));
     queue_depth_.Set(static_cast<double>(now.queue_depth));
     memory_used_.Set(static_cast<double>(now.memory_used_bytes));
+    shm_used_.Set(static_cast<double>(now.shm_used_bytes));
     base::MutexLock lock(&mutex_);
     const double more = static_cast<double>(now.events_dropped) - events_dropped_.Value();
     if (more > 0) events_dropped_.Increment(more);

@@ -74,6 +74,7 @@ struct Saturation {
   int64_t inflight_transfers = 0;
   int64_t queue_depth = 0;
   uint64_t memory_used_bytes = 0;
+  uint64_t shm_used_bytes = 0;  // regions, draining ones included
   uint64_t events_dropped = 0;
 };
 
@@ -87,6 +88,7 @@ class ServerMetrics {
     std::string version, revision, compiler, backend;
     int64_t queue_limit = 0;
     uint64_t memory_limit_bytes = 0;
+    uint64_t shm_limit_bytes = 0;
     std::function<Saturation()> saturation;  // called while scraping, from any thread
   };
 
@@ -95,7 +97,8 @@ class ServerMetrics {
   ServerMetrics& operator=(const ServerMetrics&) = delete;
 
   void TransferEnded(const TransferSample& sample);
-  void PayloadMoved(absl::string_view direction, int64_t bytes);  // "in", "out"
+  // `direction`: "in", "out"; `transport`: "inline", "shm".
+  void PayloadMoved(absl::string_view direction, absl::string_view transport, int64_t bytes);
   void Planned(bool worth_it);
   // `result`: "ok", "integrity", "incompatible", "io".
   void ArtifactLoad(absl::string_view pair, absl::string_view result, absl::Duration duration);
@@ -153,6 +156,7 @@ class ServerMetrics {
   prometheus::Gauge& inflight_;
   prometheus::Gauge& queue_depth_;
   prometheus::Gauge& memory_used_;
+  prometheus::Gauge& shm_used_;
   prometheus::Counter& events_dropped_;
   prometheus::Counter& overflow_;
 

@@ -104,6 +104,11 @@ void ServerHarness::Start(const HarnessOptions& options) {
   config.mutable_listen()->clear_grpc();
   config.mutable_listen()->add_grpc("unix:" + (dir_ / "k.sock").string());
   config.mutable_listen()->set_admin("off");
+  config.mutable_memory()->set_socket((dir_ / "m.sock").string());
+  config.mutable_memory()->set_max_bytes(64 << 20);
+  config.mutable_memory()->set_max_sessions(8);
+  *config.mutable_memory()->mutable_lease() = ToProto(absl::Seconds(30));
+  *config.mutable_memory()->mutable_ticket_life() = ToProto(absl::Seconds(30));
   config.mutable_engine()->set_threads(2);
   config.mutable_engine()->set_tile_tokens(32);
   config.mutable_drain()->mutable_delay()->Clear();
@@ -218,6 +223,12 @@ CallResult ServerHarness::Send(const std::vector<v1::TransferRequest>& requests,
 }
 
 engine::Decision ServerHarness::MapInProcess(DenseCache& source, DenseCache& target) const {
+  return MapInProcess(Header(source.tokens), source.View(), target.View());
+}
+
+engine::Decision ServerHarness::MapInProcess(const v1::TransferHeader& header,
+                                             const kv::KvView& source,
+                                             const kv::KvView& target) const {
   const base::SystemClock clock;
   const auto pool = base::WorkerPool::Create({.threads = 2}).value();
   const auto backend =
@@ -226,8 +237,8 @@ engine::Decision ServerHarness::MapInProcess(DenseCache& source, DenseCache& tar
       engine::TransferEngine::Create({}, {pool.get(), backend.get(), &clock}).value();
   engine::ArtifactPin pin{backend->MakeResident(mapper_, device::Precision::kBf16, {}).value(),
                           true};
-  auto input = ToTransferInput(Header(source.tokens), absl::InfiniteFuture()).value();
-  return RunLocal(*engine, input.spec, {}, std::move(pin), source.View(), target.View());
+  auto input = ToTransferInput(header, absl::InfiniteFuture()).value();
+  return RunLocal(*engine, input.spec, {}, std::move(pin), source, target);
 }
 
 // The message is two strings and an enum: {1: service} and {1: status}, read and written by hand,

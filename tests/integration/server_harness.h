@@ -75,8 +75,10 @@ class ServerHarness {
   CallResult Send(const std::vector<v1::TransferRequest>& requests,
                   grpc::ClientContext* context = nullptr) const;
 
-  // What the engine makes of `source` in process.
+  // What the engine makes of `source` in process, asked as `header` asks or with Header().
   engine::Decision MapInProcess(DenseCache& source, DenseCache& target) const;
+  engine::Decision MapInProcess(const v1::TransferHeader& header, const kv::KvView& source,
+                                const kv::KvView& target) const;
 
   // grpc.health.v1's answer: "SERVING", "NOT_SERVING" or "NOT_FOUND".
   std::string GrpcHealth(const std::string& service) const;

@@ -270,7 +270,7 @@ const BadCase kBadCases[] = {
      kUnsupported, v1::REASON_ARTIFACT_UNAVAILABLE, "no route serves this pair"},
     {"APool",
      [](Header h, ChunkList) { h->mutable_source_selection()->mutable_pool()->set_pool_id("x"); },
-     kUnsupported, v1::REASON_INVALID_REQUEST, "source_selection.pool"},
+     kFallback, v1::REASON_INVALID_REQUEST, "source_selection.pool"},
     {"NoLocation", [](Header h, ChunkList) { h->mutable_target_selection()->clear_inline_(); },
      kFallback, v1::REASON_INVALID_REQUEST, "target_selection.location"},
     {"NoSource", [](Header h, ChunkList) { h->clear_source(); }, kFallback,
@@ -296,7 +296,7 @@ TEST_F(TransferTest, AStreamWithoutHeaderIsInvalidArgument) {
   std::vector<v1::TransferRequest> requests(1);
   const CallResult neither = harness_->Send(requests);
   EXPECT_EQ(neither.status.error_code(), grpc::INVALID_ARGUMENT);
-  EXPECT_THAT(neither.status.error_message(), HasSubstr("expected header or chunk"));
+  EXPECT_THAT(neither.status.error_message(), HasSubstr("expected header, chunk or ready_up_to"));
   *requests[0].mutable_chunk() = harness_->Chunks(Source(4))[0];
   const CallResult chunk_first = harness_->Send(requests);
   EXPECT_EQ(chunk_first.status.error_code(), grpc::INVALID_ARGUMENT);

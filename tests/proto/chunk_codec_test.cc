@@ -178,6 +178,11 @@ TEST(ChunkCodecTest, HeadersAndEventsAreParsedWhole) {
   ASSERT_TRUE(header.ok());
   EXPECT_EQ(std::get<v1::TransferHeader>(*header).request_id(), "abc");
 
+  request.mutable_ready_up_to()->set_token_end(512);
+  auto ready = ParseRequest(Serialize(request));
+  ASSERT_TRUE(ready.ok());
+  EXPECT_EQ(std::get<v1::ReadyUpTo>(*ready).token_end(), 512);
+
   v1::TransferEvent event;
   event.mutable_completed()->mutable_decision()->set_covered_tokens(63);
   auto completed = ParseEvent(Serialize(event));

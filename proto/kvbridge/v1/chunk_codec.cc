@@ -184,8 +184,9 @@ absl::StatusOr<ReceivedRequest> ParseRequest(const grpc::ByteBuffer& message) {
   if (auto* chunk = std::get_if<ReceivedChunk>(&*parsed)) return std::move(*chunk);
   auto& request = std::get<v1::TransferRequest>(*parsed);
   if (request.has_header()) return std::move(*request.mutable_header());
+  if (request.has_ready_up_to()) return request.ready_up_to();
   return absl::InvalidArgumentError(
-      "TransferRequest.message: expected header or chunk, got neither");
+      "TransferRequest.message: expected header, chunk or ready_up_to, got none");
 }
 
 absl::StatusOr<ReceivedEvent> ParseEvent(const grpc::ByteBuffer& message) {

@@ -35,12 +35,12 @@ struct ReceivedChunk {
   size_t bytes = 0;                              // total length of data
 };
 
-using ReceivedRequest = std::variant<v1::TransferHeader, ReceivedChunk>;
+using ReceivedRequest = std::variant<v1::TransferHeader, ReceivedChunk, v1::ReadyUpTo>;
 // Any event but a chunk is parsed whole.
 using ReceivedEvent = std::variant<v1::TransferEvent, ReceivedChunk>;
 
 // Parse one message of the Transfer stream. INVALID_ARGUMENT for bytes that are no such message,
-// including one with neither header nor chunk. A chunk's CRC is checked by VerifyCrc, not here.
+// including an empty one. A chunk's CRC is checked by VerifyCrc, not here.
 absl::StatusOr<ReceivedRequest> ParseRequest(const grpc::ByteBuffer& message);
 absl::StatusOr<ReceivedEvent> ParseEvent(const grpc::ByteBuffer& message);
 

@@ -58,6 +58,28 @@ TEST(LocalTransferTest, ZeroesTheSlotsPastTheLastToken) {
   }
 }
 
+TEST(LocalTransferTest, AppendingLeavesThePrefixAloneAndGivesTheBytesOfOneTransfer) {
+  Harness h;
+  const auto source = RandomCache(h.source_.geometry, 101, 7);
+  Cache target(h.target_.geometry, 101);
+  ASSERT_TRUE(h.RunLocal(h.Spec(40), *source, target).applied());
+  EXPECT_EQ(target.bytes, h.Expected(*source, 40, 101));
+  guard::TransferSpec more = h.Spec(100);
+  more.first_token = 40;
+  more.artifact_digest = h.pin_.resident->mapper().digest;
+  auto rest = RandomCache(h.source_.geometry, 101, 8);  // before token 40 nothing is read
+  for (int32_t layer = 0; layer < 2; ++layer) {
+    for (const kv::Component c : kv::kComponents) {
+      std::memcpy(rest->view.Row(layer, c, 40), source->view.Row(layer, c, 40),
+                  61 * source->view.planes[0].token_stride);
+    }
+  }
+  const Decision d = h.RunLocal(more, *rest, target);
+  EXPECT_TRUE(d.applied()) << d.detail;
+  EXPECT_EQ(d.covered_tokens, 100);
+  EXPECT_EQ(target.bytes, h.Expected(*source, 100, 101));
+}
+
 TEST(LocalTransferTest, FailureAfterWritesLeavesZerosAndAReason) {
   Harness h;
   std::atomic<int> groups{0};

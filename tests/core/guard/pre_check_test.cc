@@ -24,7 +24,7 @@ class PreCheckTest : public testing::Test {
   }
 
   std::variant<Admissible, Refusal> Check() {
-    return PreCheck(spec_, policy_, {source_, target_, proven_, 1000, now_});
+    return PreCheck(spec_, policy_, {source_, target_, proven_, 1000, now_, digest_});
   }
   int64_t Covered() { return std::get<Admissible>(Check()).covered_tokens; }
   Refusal Refused() {
@@ -39,6 +39,7 @@ class PreCheckTest : public testing::Test {
   RoutePolicy policy_;
   bool proven_ = true;
   const absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  const std::string digest_ = std::string(64, 'd');
 };
 
 TEST_F(PreCheckTest, TextsOfTheCallerAreBoundedAndDigestsAreDigests) {
@@ -208,6 +209,32 @@ TEST_F(PreCheckTest, ModelDifferencesAreNamed) {
     EXPECT_THAT(refusal.detail, testing::StartsWith(c.field));
     spec_ = good;
   }
+}
+
+TEST_F(PreCheckTest, AnAppendNamesTheArtifactThatMappedThePrefix) {
+  spec_.first_token = 60;
+  EXPECT_EQ(Refused().reason, Reason::kInvalidRequest);
+  EXPECT_THAT(Refused().detail, testing::StartsWith("artifact_digest: expected"));
+  spec_.artifact_digest = std::string(64, 'e');
+  EXPECT_EQ(Refused().reason, Reason::kArtifactUnavailable);
+  spec_.artifact_digest = digest_;
+  EXPECT_EQ(Covered(), 99);
+}
+
+TEST_F(PreCheckTest, AnAppendMapsAtLeastOneTokenOfTheSelection) {
+  spec_.artifact_digest = digest_;
+  spec_.first_token = 98;
+  EXPECT_EQ(Covered(), 99);
+  spec_.first_token = 99;
+  EXPECT_EQ(Refused().reason, Reason::kNotWorthIt);
+  for (const int64_t first : {100, -1}) {
+    spec_.first_token = first;
+    EXPECT_EQ(Refused().reason, Reason::kInvalidRequest);
+    EXPECT_THAT(Refused().detail, testing::StartsWith("first_token: expected"));
+  }
+  spec_.first_token = 90;
+  policy_.min_covered_tokens = 10;
+  EXPECT_EQ(Refused().reason, Reason::kNotWorthIt) << "tokens mapped before do not count";
 }
 
 TEST_F(PreCheckTest, MapsDoNotChainUnlessTheRouteAllows) {

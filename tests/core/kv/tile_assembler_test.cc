@@ -246,6 +246,20 @@ TEST_F(TileAssemblerTest, BuffersGoBackToThePoolWhenTheAssemblerIsDropped) {
   EXPECT_EQ(pool_->bytes_in_use(), 0u);
 }
 
+TEST_F(TileAssemblerTest, TilesMayBeginAtALaterToken) {
+  TileAssembler::Options options = SmallOptions();
+  options.first_token = 3;
+  TileAssembler assembler = Make(options);
+  EXPECT_EQ(assembler.tile_count(), 2);
+  EXPECT_THAT(Add(assembler, {{0, 3}, kKey, {2, 10}}).status(),
+              IsError(kInvalidArgument, "token range: expected 3 <= begin"));
+  EXPECT_THAT(Add(assembler, {{0, 3}, kKey, {3, 10}}).value(), IsEmpty());
+  EXPECT_THAT(Add(assembler, {{0, 3}, kValue, {3, 7}}).value(), ElementsAre(0));
+  EXPECT_THAT(Add(assembler, {{0, 3}, kValue, {7, 10}}).value(), ElementsAre(1));
+  EXPECT_EQ(assembler.TakeTile(1)->tokens, (TokenRange{7, 10}));
+  EXPECT_TRUE(assembler.Finish().ok());
+}
+
 TEST_F(TileAssemblerTest, Fp8TilesCarryTheirScales) {
   TileAssembler::Options options = SmallOptions();
   options.dtype = DType::kF8E4M3;

@@ -1,0 +1,122 @@
+#include "server/begin_transfer.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "server/tenant.h"
+
+namespace kvbridge::server {
+namespace {
+
+using guard::Fallback;
+using guard::Outcome;
+using guard::Reason;
+using guard::Refusal;
+
+constexpr size_t kMaxRequestId = 128;  // of what is logged when the request was refused for it
+
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  const auto deadline = context.deadline();
+  return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
+                                                                  : absl::FromChrono(deadline);
+}
+
+std::string TraceOf(const grpc::CallbackServerContext& context) {
+  const auto it = context.client_metadata().find("traceparent");
+  if (it == context.client_metadata().end()) return "";
+  return TraceIdOf({it->second.data(), it->second.size()});
+}
+
+// Moves the refusal out of `from`, or its value to `to`.
+template <typename T>
+std::optional<Refusal> MoveTo(std::variant<T, Refusal> from, T* to) {
+  if (auto* no = std::get_if<Refusal>(&from)) return std::move(*no);
+  *to = std::get<T>(std::move(from));
+  return std::nullopt;
+}
+
+std::optional<Refusal> OpenSource(const TransferEnv& env, TransferInput& input,
+                                  BegunTransfer* begun) {
+  const guard::TransferSpec& spec = begun->transfer->spec();
+  if (!input.source.pool.has_value()) {
+    return MoveTo(InlineSource(spec, std::move(input.source.scales), env.engine->tile_tokens(),
+                               env.engine->tiles_in_flight(), env.buffers),
+                  &begun->source);
+  }
+  std::shared_ptr<const PooledCache> cache;
+  auto pinned = PooledCache::Pin(env.memory,
+                                 {.tenant = spec.tenant,
+                                  .path = "source_selection",
+                                  .model = spec.source,
+                                  .tokens = spec.tokens},
+                                 *std::move(input.source.pool));
+  if (auto no = MoveTo(std::move(pinned), &cache)) return no;
+  begun->source =
+      PoolSource({spec.first_token, begun->transfer->covered_tokens()}, std::move(cache));
+  if (input.streamed_source) return std::nullopt;
+  v1::ReadyUpTo all;
+  all.set_token_end(spec.tokens);
+  return MoveTo(begun->source->Take(all), &begun->ready);
+}
+
+std::optional<Refusal> OpenTarget(const TransferEnv& env, TransferInput& input,
+                                  BegunTransfer* begun) {
+  const guard::TransferSpec& spec = begun->transfer->spec();
+  if (!input.target.pool.has_value()) {
+    begun->target = InlineTarget(spec, std::move(input.target.scales), env.buffers);
+    return std::nullopt;
+  }
+  std::shared_ptr<const PooledCache> cache;
+  auto pinned = PooledCache::Pin(env.memory,
+                                 {.tenant = spec.tenant,
+                                  .path = "target_selection",
+                                  .model = spec.target,
+                                  .tokens = spec.tokens,
+                                  .write = true},
+                                 *std::move(input.target.pool));
+  if (auto no = MoveTo(std::move(pinned), &cache)) return no;
+  begun->target = PoolTarget(begun->transfer->covered_tokens(), std::move(cache));
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::variant<BegunTransfer, engine::Decision> BeginTransfer(
+    const TransferEnv& env, const grpc::CallbackServerContext& context,
+    const v1::TransferHeader& header, DecisionContext* about) {
+  about->request_id = header.request_id().substr(0, kMaxRequestId);
+  about->pair = std::string(metrics::kOtherPair);
+  about->trace_id = TraceOf(context);
+  about->tokens = std::max<int64_t>(0, header.source_selection().tokens());
+  guard::TransferSpec unread;
+  unread.route = header.route().substr(0, kMaxRequestId);
+  unread.token_ids_sha256 = header.source_selection().token_ids_sha256();
+  if (env.draining->load()) {
+    return engine::Refused(Fallback(Reason::kDraining, "the server is shutting down"), unread);
+  }
+  auto input = ToTransferInput(header, DeadlineOf(context));
+  if (!input.ok()) {
+    return engine::Refused(Fallback(Reason::kInvalidRequest, input.status().message()), unread);
+  }
+  input->spec.tenant = TenantOf(context, header.tenant());
+  about->source_transport = input->source.transport();
+  about->target_transport = input->target.transport();
+  auto choice = env.routes->Choose(input->spec);
+  input->spec.route = choice.route;
+  if (!choice.route.empty()) about->pair = choice.route;
+  if (const auto* no = std::get_if<Refusal>(&choice.pin)) return engine::Refused(*no, input->spec);
+
+  auto admitted = env.engine->Begin(input->spec, choice.policy,
+                                    std::get<engine::ArtifactPin>(std::move(choice.pin)));
+  if (auto* decision = std::get_if<engine::Decision>(&admitted)) return std::move(*decision);
+  BegunTransfer begun{.transfer = std::get<std::shared_ptr<engine::Transfer>>(admitted)};
+  std::optional<Refusal> no = OpenSource(env, *input, &begun);
+  if (!no.has_value()) no = OpenTarget(env, *input, &begun);
+  if (!no.has_value()) return begun;
+  begun.transfer->Cancel(*std::move(no));
+  return begun.transfer->Finish().value();
+}
+
+}  // namespace kvbridge::server
