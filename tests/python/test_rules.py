@@ -126,6 +126,12 @@ def test_promtool_likes_what_a_server_exports():
     assert exported <= set(listed_metrics())
 
 
+def test_the_operators_page_lists_every_alert():
+    page = (ROOT / "docs/operations.md").read_text()
+    listed = dict(re.findall(r"^\| \[(\w+)\]\(runbooks/\1\.md\) \| (\w+) \|", page, re.M))
+    assert listed == {name: alert["labels"]["severity"] for name, alert in ALERTS.items()}
+
+
 def test_runbooks_are_pages_of_alerts():
     metrics = listed_metrics()
     assert {page.stem for page in RUNBOOKS.glob("*.md")} == set(ALERTS)
