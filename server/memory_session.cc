@@ -19,6 +19,9 @@ MemorySession* MemorySession::Start(const Env& env, grpc::CallbackServerContext*
   std::shared_ptr<MemorySession> session(new MemorySession(env, context));
   session->self_ = session;
   env.recorder->RpcStarted(kMethod);
+  base::MutexLock lock(&session->mutex_);
+  session->heard_ = session->started_;
+  session->SetAlarm();
   session->StartRead(&session->request_);
   return session.get();
 }
@@ -47,7 +50,6 @@ void MemorySession::OnReadDone(bool ok) {
     heard_ = env_.clock->Now();
     begun_ = true;
     if (!ended_) {
-      if (first) SetAlarm();
       response_.set_session_id(id_);
       *response_.mutable_lease() = ToProto(env_.registry->lease());
       writing_ = true;

@@ -80,6 +80,8 @@ TEST_F(OperationsTest, APlanKnowsTheMapsRateFromTheLoadAndThePlanesFromTransfers
   EXPECT_GT(after.map_seconds().value(), 0);
   EXPECT_GT(after.move_seconds().value(), 0);
   EXPECT_TRUE(after.worth_it()) << after.detail();
+  request.set_plane(v1::PLANE_REGION);
+  EXPECT_EQ(plan().move_seconds().value(), 0) << "the map itself reads and writes regions";
 }
 
 TEST_F(OperationsTest, APlanForAnUnknownRouteIsNotFound) {

@@ -201,7 +201,7 @@ HEADERS = {
     "a megabyte of request id": (field("request_id", "x" * 10**6), "invalid_request", "1000000 bytes"),
     "a megabyte of tenant": (field("tenant", "x" * 10**6), "invalid_request", "tenant"),
     "an unknown route": (field("route", 'a"b\nc'), "invalid_request", "route: expected a configured name"),
-    "a pool": (lambda h: h.source_selection.pool.SetInParent(), "invalid_request", "inline plane only"),
+    "a pool": (lambda h: h.source_selection.pool.SetInParent(), "invalid_request", "source_selection.pool: pool_id: not found"),
 }  # fmt: skip
 
 

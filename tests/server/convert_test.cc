@@ -2,6 +2,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/convert_memory.h"
 #include "server/grpc_status.h"
 
 namespace kvbridge::server {
@@ -105,10 +106,62 @@ TEST(ConvertTest, Fp8NeedsScalesAndOthersHaveNone) {
   }
   const auto input = ToTransferInput(header, absl::InfiniteFuture());
   ASSERT_TRUE(input.ok()) << input.status();
-  ASSERT_EQ(input->source_scales.size(), 4u);
-  EXPECT_THAT(input->source_scales[1], ::testing::ElementsAre(0.03f, 0.04f));
+  ASSERT_EQ(input->source.scales.size(), 4u);
+  EXPECT_THAT(input->source.scales[1], ::testing::ElementsAre(0.03f, 0.04f));
   header.mutable_source_selection()->mutable_scales(1)->set_key(0, -1);
   EXPECT_THAT(ErrorOf(header), HasSubstr("source_selection.scales[1]"));
+}
+
+TEST(ConvertTest, EachSelectionMayLieInAPool) {
+  v1::TransferHeader header = Header();
+  v1::PoolLocation& pool = *header.mutable_source_selection()->mutable_pool();
+  pool.set_pool_id("abc");
+  pool.set_generation(7);
+  pool.add_pages(4);
+  header.set_streamed_source(true);
+  const auto input = ToTransferInput(header, absl::InfiniteFuture());
+  ASSERT_TRUE(input.ok()) << input.status();
+  ASSERT_TRUE(input->source.pool.has_value());
+  EXPECT_EQ(input->source.pool->pool_id, "abc");
+  EXPECT_EQ(input->source.pool->generation, 7u);
+  EXPECT_THAT(input->source.pool->pages, ::testing::ElementsAre(4));
+  EXPECT_EQ(input->source.transport(), kShm);
+  EXPECT_FALSE(input->spec.source_buffered);
+  EXPECT_TRUE(input->streamed_source);
+  EXPECT_FALSE(input->target.pool.has_value());
+  EXPECT_TRUE(input->spec.target_buffered);
+}
+
+TEST(ConvertTest, APoolHasAPlanePerLayerAndComponent) {
+  v1::RegisterPoolRequest request;
+  *request.mutable_model() = Model();
+  request.set_tokens_per_page(16);
+  request.set_pages(3);
+  for (uint64_t layer = 0; layer < 2; ++layer) {
+    request.add_keys()->set_base_offset(100 * layer);
+    request.add_values()->set_base_offset(100 * layer + 50);
+  }
+  const auto spec = ToPoolSpec(request);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  std::vector<uint64_t> offsets;
+  for (const memory::PoolPlane& plane : spec->planes) offsets.push_back(plane.base_offset);
+  EXPECT_THAT(offsets, ::testing::ElementsAre(0, 50, 100, 150));
+  request.mutable_values()->RemoveLast();
+  EXPECT_EQ(ToPoolSpec(request).status().message(), "values: expected 2, one per layer, got 1");
+}
+
+TEST(ConvertTest, EveryTenantHasAQuotaOfMemory) {
+  v1::Config config;
+  config.mutable_memory()->set_max_bytes(1000);
+  config.add_tenants()->set_name("ana");
+  config.add_tenants()->set_name("bo");
+  config.mutable_tenants(1)->set_max_memory_bytes(300);
+  const auto quota = ToRegistryOptions(config).tenant_bytes;
+  EXPECT_EQ(quota("ana"), 1000u);
+  EXPECT_EQ(quota("bo"), 300u);
+  EXPECT_EQ(quota("stranger"), 1000u);
+  config.mutable_memory()->set_max_tenant_bytes(500);
+  EXPECT_EQ(ToRegistryOptions(config).tenant_bytes("ana"), 500u);
 }
 
 TEST(ConvertTest, AnUnknownAttentionKindIsLeftToTheVerdict) {
