@@ -1,8 +1,9 @@
 // Drives a running kvbridged through the C++ client: the fixed cost of a small transfer, what the
-// inline plane moves, how it scales with clients, what memory it takes. JSON on stdout.
+// inline plane moves or the region plane adds to the map, how it scales with clients, what memory
+// it takes. JSON on stdout.
 //
-//   transfer_bench --server unix:k.sock --route big --micro-route micro --pid $(pidof
-//   kvbridged)
+//   transfer_bench --server unix:k.sock --route big --micro-route micro --pid $(pidof kvbridged)
+//   transfer_bench --server unix:k.sock --route big --plane region
 //
 // Routes serve artifacts of make_artifact, unproven ones allowed: a large source with a small
 // target shows the way in alone, the other way round the way out.
@@ -23,6 +24,8 @@
 #include <nlohmann/json.hpp>
 
 #include "client/cpp/client.h"
+#include "client/cpp/pool.h"
+#include "client/cpp/shared_region.h"
 
 namespace kvbridge::bench {
 namespace {
@@ -34,6 +37,7 @@ using client::TransferResult;
 struct Args {
   std::string server;
   std::vector<std::string> routes;  // the sweep uses the first
+  std::string plane = "inline";
   std::string micro_route;
   int64_t micro_tokens = 64;
   int micro_reps = 500;
@@ -62,6 +66,53 @@ Json Milliseconds(const std::vector<double>& seconds) {
           {"p90_ms", Quantile(seconds, 0.9) * 1e3},
           {"p99_ms", Quantile(seconds, 0.99) * 1e3}};
 }
+
+// Both caches of one caller in shared memory, in pages as vLLM's FlashAttention lays them out:
+// [2, blocks, block, heads, dim] for each layer. Warm.
+class PagedCaches {
+ public:
+  PagedCaches(const v1::RouteInfo& route, int64_t tokens)
+      : tokens_(tokens),
+        pages_(static_cast<size_t>((tokens - 1) / kPageTokens + 1)),
+        source_(Allocate(route.source())),
+        target_(Allocate(route.target())) {
+    std::iota(pages_.begin(), pages_.end(), 0);
+  }
+
+  client::SourceView source() const { return source_->Source(pages_, tokens_).value(); }
+  client::TargetView target() const { return target_->Target(pages_, tokens_).value(); }
+
+ private:
+  static constexpr int32_t kPageTokens = 16;
+
+  std::shared_ptr<const client::Pool> Allocate(const v1::ModelSpec& model) const {
+    const v1::KvGeometry& g = model.geometry();
+    const int64_t head =
+        g.head_dim() * static_cast<int64_t>(client::ElementBytes(g.element_type()));
+    client::PoolLayout layout{.model = model,
+                              .tokens_per_page = kPageTokens,
+                              .pages = static_cast<int32_t>(pages_.size()),
+                              .page_stride = kPageTokens * g.kv_heads() * head,
+                              .token_stride = g.kv_heads() * head,
+                              .head_stride = head};
+    const size_t plane_bytes = pages_.size() * static_cast<size_t>(layout.page_stride);
+    auto region = client::SharedRegion::Create(2 * g.layers() * plane_bytes);
+    if (!region.ok()) Die(region.status().ToString());
+    const auto bytes = (*region)->bytes();
+    for (size_t i = 1; i < bytes.size(); i += 2) bytes[i] = std::byte{0x3f};
+    for (int plane = 0; plane < 2 * g.layers(); ++plane) {
+      layout.planes.push_back(bytes.data() + plane * plane_bytes);
+    }
+    auto pool = client::Pool::Create(std::move(layout), {*std::move(region)});
+    if (!pool.ok()) Die(pool.status().ToString());
+    return *std::move(pool);
+  }
+
+  const int64_t tokens_;
+  std::vector<int32_t> pages_;
+  const std::shared_ptr<const client::Pool> source_;
+  const std::shared_ptr<const client::Pool> target_;
+};
 
 // Both caches of one caller, token-major as an engine holds them, warm.
 class Caches {
@@ -153,8 +204,12 @@ class Bench {
     std::optional<ServerMemory> memory;
     if (args_.pid != 0) memory.emplace(args_.pid);
     if (!args_.micro_route.empty()) result["micro"] = Micro();
-    for (const std::string& route : args_.routes) result["inline"][route] = Inline(Route(route));
-    if (!args_.routes.empty()) result["concurrency"] = Sweep(Route(args_.routes[0]));
+    for (const std::string& route : args_.routes) {
+      result[args_.plane][route] =
+          args_.plane == "region" ? Region(Route(route)) : Inline(Route(route));
+    }
+    if (!args_.routes.empty() && args_.plane == "inline")
+      result["concurrency"] = Sweep(Route(args_.routes[0]));
     if (memory) result["server_memory"] = memory->ToJson();
     return result;
   }
@@ -168,7 +223,12 @@ class Bench {
   }
 
   TransferResult Transfer(const v1::RouteInfo& route, const Caches& caches) const {
-    client::TransferOptions options;
+    return Transfer(route, caches, {.plane = client::PlaneChoice::kInline});
+  }
+
+  template <typename Both>
+  TransferResult Transfer(const v1::RouteInfo& route, const Both& caches,
+                          client::TransferOptions options) const {
     options.header.set_request_id("bench");
     options.header.set_route(route.route());
     *options.header.mutable_source() = route.source();
@@ -240,6 +300,41 @@ class Bench {
             {"stage_seconds", stages}};
   }
 
+  // What a transfer between pools takes beside the engine's own time, and how soon layer 0 is
+  // there.
+  Json Region(const v1::RouteInfo& route) const {
+    const PagedCaches caches(route, args_.tokens);
+    std::vector<double> total;
+    std::vector<double> engine;
+    std::vector<double> ratio;
+    std::vector<double> first_share;
+    TransferResult last;
+    for (int i = -1; i < args_.reps; ++i) {
+      absl::Time first_layer = absl::InfiniteFuture();
+      const absl::Time started = absl::Now();
+      last = Transfer(
+          route, caches,
+          {.plane = client::PlaneChoice::kRegion, .on_layers = [&first_layer](int32_t, int32_t) {
+             first_layer = std::min(first_layer, absl::Now());
+           }});
+      const double seconds = absl::ToDoubleSeconds(absl::Now() - started);
+      if (i < 0) continue;  // registers the pools
+      total.push_back(seconds);
+      engine.push_back(StageSeconds(last, "strip_rope") + StageSeconds(last, "map") +
+                       StageSeconds(last, "guard"));
+      ratio.push_back(seconds / engine.back());
+      first_share.push_back(absl::ToDoubleSeconds(first_layer - started) / seconds);
+    }
+    return {{"tokens", args_.tokens},
+            {"total", Milliseconds(total)},
+            {"engine", Milliseconds(engine)},
+            {"total_over_engine", Quantile(ratio, 0.5)},
+            {"first_layer_over_total", Quantile(first_share, 0.5)},
+            {"bytes_in_messages", last.bytes_sent + last.bytes_received},
+            {"bytes_read_in_place", last.decision.bytes_in()},
+            {"bytes_written_in_place", last.decision.bytes_out()}};
+  }
+
   Json Sweep(const v1::RouteInfo& route) const {
     Json rows = Json::array();
     for (const int clients : args_.clients) {
@@ -299,6 +394,8 @@ int main(int argc, char** argv) {
   CLI::App app("Measures a running kvbridged.");
   app.add_option("--server", args.server, "host:port or unix:/path.sock")->required();
   app.add_option("--route", args.routes, "routes for bandwidth; the first also for concurrency");
+  app.add_option("--plane", args.plane, "inline, or region: then only what concerns regions")
+      ->check(CLI::IsMember({"inline", "region"}));
   app.add_option("--micro-route", args.micro_route, "route for the fixed cost");
   app.add_option("--micro-tokens", args.micro_tokens, "tokens of a small transfer");
   app.add_option("--micro-reps", args.micro_reps, "small transfers");
