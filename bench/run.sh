@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures this machine and prints one table: the map beside LibTorch's bare products (and beside the Python
-# prototype where KVBRIDGE_PROTOTYPE names its src folder), the inline plane, fixed cost, concurrency, loading.
+# prototype where KVBRIDGE_PROTOTYPE names its src folder), both planes, fixed cost, concurrency, loading.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -61,6 +61,7 @@ make micro --layers 2 --heads 2 --head-dim 64 --top-k 1 --support full
 cat >$data/kvbridged.yaml <<EOF
 listen: {grpc: ["unix:$data/kvbridged.sock"], admin: "off"}
 limits: {max_inflight_bytes: 2GiB}
+memory: {socket: "$data/memory.sock"}
 drain: {delay: 0s}
 routes:
 $(for route in big in out micro; do
@@ -72,6 +73,9 @@ server=$!
 trap 'kill $server 2>/dev/null || true; wait $server || true' EXIT
 for _ in $(seq 100); do grep -q '"to":"ready"' $out/kvbridged.log && break; sleep 0.1; done
 $bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route big in out --micro-route micro --reps 25 --pid $server >$out/transfer.json
+
+say "the region plane"
+$bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route big --plane region --artifact "$data/big" --reps 15 >$out/region.json
 
 "$venv/bin/python" bench/table.py $out | tee $out/table.md
 say "done: $out/table.md"

@@ -1,6 +1,7 @@
 """Prints what bench/run.sh measured as one Markdown table, with the machine it was measured on.
 
-    python bench/table.py FOLDER      (map.json, transfer.json, load.json, prototype.json; those that are there)
+    python bench/table.py FOLDER      (map.json, transfer.json, region.json, load.json, prototype.json; those that
+                                      are there)
 """
 
 import json
@@ -66,6 +67,13 @@ def transfer_rows(data: dict):
     yield ("server memory above its weights, at most, over all of the above", f"{memory['growth_mib']:.0f} MiB", "–")
 
 
+def region_rows(data: dict):
+    for case in data.get("region", {}).values():
+        yield (f"region plane, head-local map, {case['tokens']} tokens",
+               f"{case['total_over_engine']:.2f}× the engine alone ({case['total']['p50_ms']:.0f} ms)",
+               f"first layer after {case['first_layer_over_total']:.0%}; {case['bytes_in_messages']} bytes in messages")
+
+
 def load_rows(data: dict):
     if data:
         yield ("artifact of 0.94 GB: load, verify, pack", f"{data['load_s'] + data['resident_s']:.2f} s",
@@ -75,7 +83,8 @@ def load_rows(data: dict):
 def main() -> None:
     folder = Path(sys.argv[1])
     rows = [*map_rows(read(folder, "map.json"), read(folder, "prototype.json")), *ratio_rows(read(folder, "map.json")),
-            *transfer_rows(read(folder, "transfer.json")), *load_rows(read(folder, "load.json"))]
+            *transfer_rows(read(folder, "transfer.json")), *region_rows(read(folder, "region.json")),
+            *load_rows(read(folder, "load.json"))]
     print(f"Measured on: {machine()}. Geometry of Qwen3 0.6B → 1.7B: 28 → 28 layers, 8 heads × 128, k = 8, BF16, random weights.\n")
     print("| what | figure | beside |\n|---|---|---|")
     for row in rows:

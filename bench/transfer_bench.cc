@@ -3,7 +3,7 @@
 // it takes. JSON on stdout.
 //
 //   transfer_bench --server unix:k.sock --route big --micro-route micro --pid $(pidof kvbridged)
-//   transfer_bench --server unix:k.sock --route big --plane region
+//   transfer_bench --server unix:k.sock --route big --plane region --artifact DIR
 //
 // Routes serve artifacts of make_artifact, unproven ones allowed: a large source with a small
 // target shows the way in alone, the other way round the way out.
@@ -23,6 +23,7 @@
 #include <malloc.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/local_engine.h"
 #include "client/cpp/client.h"
 #include "client/cpp/pool.h"
 #include "client/cpp/shared_region.h"
@@ -38,6 +39,7 @@ struct Args {
   std::string server;
   std::vector<std::string> routes;  // the sweep uses the first
   std::string plane = "inline";
+  std::string artifact;
   std::string micro_route;
   int64_t micro_tokens = 64;
   int micro_reps = 500;
@@ -300,16 +302,20 @@ class Bench {
             {"stage_seconds", stages}};
   }
 
-  // What a transfer between pools takes beside the engine's own time, and how soon layer 0 is
-  // there.
+  // What a transfer between pools takes beside the engine alone on the same pages, turn by turn,
+  // and how soon layer 0 is there.
   Json Region(const v1::RouteInfo& route) const {
     const PagedCaches caches(route, args_.tokens);
+    auto local = LocalEngine::Create(args_.artifact);
+    if (!local.ok()) Die(local.status().ToString());
     std::vector<double> total;
     std::vector<double> engine;
     std::vector<double> ratio;
     std::vector<double> first_share;
     TransferResult last;
     for (int i = -1; i < args_.reps; ++i) {
+      const auto alone = (*local)->Map(caches.source(), caches.target());
+      if (!alone.ok()) Die(alone.status().ToString());
       absl::Time first_layer = absl::InfiniteFuture();
       const absl::Time started = absl::Now();
       last = Transfer(
@@ -320,8 +326,7 @@ class Bench {
       const double seconds = absl::ToDoubleSeconds(absl::Now() - started);
       if (i < 0) continue;  // registers the pools
       total.push_back(seconds);
-      engine.push_back(StageSeconds(last, "strip_rope") + StageSeconds(last, "map") +
-                       StageSeconds(last, "guard"));
+      engine.push_back(absl::ToDoubleSeconds(*alone));
       ratio.push_back(seconds / engine.back());
       first_share.push_back(absl::ToDoubleSeconds(first_layer - started) / seconds);
     }
@@ -396,6 +401,7 @@ int main(int argc, char** argv) {
   app.add_option("--route", args.routes, "routes for bandwidth; the first also for concurrency");
   app.add_option("--plane", args.plane, "inline, or region: then only what concerns regions")
       ->check(CLI::IsMember({"inline", "region"}));
+  app.add_option("--artifact", args.artifact, "the route's folder, for the engine alone (region)");
   app.add_option("--micro-route", args.micro_route, "route for the fixed cost");
   app.add_option("--micro-tokens", args.micro_tokens, "tokens of a small transfer");
   app.add_option("--micro-reps", args.micro_reps, "small transfers");
