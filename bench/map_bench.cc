@@ -10,7 +10,6 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
-#include <random>
 #include <thread>
 
 #include "absl/synchronization/notification.h"
@@ -19,6 +18,7 @@
 #include <sys/resource.h>
 
 #include "bench/gemm_floor.h"
+#include "bench/random_mapper.h"
 #include "core/base/worker_pool.h"
 #include "core/device/cpu/cpu_backend.h"
 #include "core/tensor/convert.h"
@@ -32,74 +32,19 @@ using mapper::Support;
 struct Args {
   std::vector<int64_t> tokens = {64, 1024, 4096};
   std::vector<std::string> supports = {"full", "head_local"};
-  int layers = 28;
-  int heads = 8;
-  int head_dim = 128;
-  int top_k = 8;
+  MapperShape shape;
   int threads = 0;
   int reps = 7;
   int64_t tile = device::CpuBackend::kPreferredTileTokens;
   std::string isa;
   bool floor = true;
+  int together = 0;
 };
 
 double Seconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// Standard normal bf16 times `deviation`.
-std::vector<std::byte> RandomBf16(size_t n, float deviation) {
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal(0, deviation);
-  std::vector<float> block(1 << 16);
-  std::generate(block.begin(), block.end(), [&] { return normal(rng); });
-  std::vector<std::byte> bytes(n * 2);
-  for (size_t i = 0; i < n; i += block.size()) {
-    tensor::EncodeRow(tensor::DType::kBf16, block.data(), 1, bytes.data() + 2 * i,
-                      std::min(block.size(), n - i));
-  }
-  return bytes;
-}
-
-model::RopeParams Rope(int head_dim) {
-  model::RopeParams rope{.rotary_dim = head_dim};
-  for (int i = 0; i < head_dim / 2; ++i)
-    rope.inv_freq.push_back(std::pow(1e6, -2.0 * i / head_dim));
-  return rope;
-}
-
-// Every layer's tensors refer to the same bytes: packing gives each its own.
-struct MapperAndBytes {
-  std::vector<std::byte> weight, bias;
-  std::shared_ptr<mapper::Mapper> mapper = std::make_shared<mapper::Mapper>();
-};
-
-MapperAndBytes MakeMapper(const Args& args, Support support) {
-  MapperAndBytes made;
-  mapper::Mapper& m = *made.mapper;
-  m.source.geometry = {.layers = args.layers, .kv_heads = args.heads, .head_dim = args.head_dim};
-  m.target.geometry = m.source.geometry;
-  m.source.rope.params = m.target.rope.params = Rope(args.head_dim);
-  m.key_norm.kind = mapper::KeyNorm::Kind::kKNorm;
-  m.key_norm.gamma.assign(args.layers, std::vector<float>(args.head_dim, 1.5f));
-  for (auto* component : {&m.keys, &m.values}) {
-    for (int l = 0; l < args.layers; ++l) {
-      mapper::LayerMap map{.support = support};
-      const int first = std::clamp(l - args.top_k / 2, 0, args.layers - args.top_k);
-      for (int s = 0; s < args.top_k; ++s) map.sources.push_back(first + s);
-      const int64_t features = map.features(m.source.geometry);
-      if (made.weight.empty()) {
-        made.weight = RandomBf16(args.heads * features * args.head_dim, 0.01f);
-        made.bias = RandomBf16(args.heads * args.head_dim, 0.1f);
-      }
-      map.weight = {tensor::DType::kBf16, {args.heads, features, args.head_dim}, made.weight};
-      map.bias = {tensor::DType::kBf16, {args.heads, args.head_dim}, made.bias};
-      component->push_back(std::move(map));
-    }
-  }
-  return made;
 }
 
 double Median(std::vector<double> values) {
@@ -147,7 +92,7 @@ class Bench {
     Json cases = Json::array();
     for (const std::string& support : args_.supports) {
       const Support kind = support == "full" ? Support::kFull : Support::kHeadLocal;
-      const MapperAndBytes made = MakeMapper(args_, kind);
+      const MapperAndBytes made = MakeMapper(args_.shape, kind);
       std::unique_ptr<device::ResidentMapper> resident;
       const double pack = Seconds([&] {
         resident = backend_->MakeResident(made.mapper, device::Precision::kBf16, {}).value();
@@ -157,6 +102,7 @@ class Bench {
         result["resident_bytes"] = resident->resident_bytes();
         result["make_resident_gb_s"] = double(resident->resident_bytes()) / pack / 1e9;
         Measure(*resident, kind, tokens, result);
+        if (args_.together > 1) MeasureTogether(*resident, tokens, result);
         cases.push_back(std::move(result));
       }
     }
@@ -174,24 +120,24 @@ class Bench {
   void Measure(const device::ResidentMapper& resident, Support kind, int64_t tokens, Json& result) {
     const mapper::Mapper& m = resident.mapper();
     const int64_t plane = tokens * m.source.geometry.row();
-    const std::vector<std::byte> random = RandomBf16(2 * args_.layers * plane, 1);
+    const std::vector<std::byte> random = RandomBf16(2 * args_.shape.layers * plane, 1);
     const auto in = pool_->Acquire(random.size()).value();
     const auto out = pool_->Acquire(random.size()).value();
     std::memcpy(in->data(), random.data(), random.size());
     const auto view = [&](const kv::TileBuffer& buffer) {
-      return kv::DenseTileView(buffer.data(), tensor::DType::kBf16, args_.layers, tokens,
-                               args_.heads, args_.head_dim);
+      return kv::DenseTileView(buffer.data(), tensor::DType::kBf16, args_.shape.layers, tokens,
+                               args_.shape.heads, args_.shape.head_dim);
     };
     const kv::KvView source = view(*in), target = view(*out);
     const int64_t features = m.keys[0].features(m.source.geometry);
     const bool full = kind == Support::kFull;
     std::unique_ptr<GemmFloor> floor;
     if (args_.floor) {
-      floor = MakeGemmFloor({.products = 2 * args_.layers,
-                             .heads = full ? 1 : args_.heads,
+      floor = MakeGemmFloor({.products = 2 * args_.shape.layers,
+                             .heads = full ? 1 : args_.shape.heads,
                              .tokens = tokens,
                              .features = features,
-                             .columns = full ? m.target.geometry.row() : args_.head_dim},
+                             .columns = full ? m.target.geometry.row() : args_.shape.head_dim},
                             workers_->threads());
     }
     const size_t variants = floor == nullptr ? 0 : floor->variants().size();
@@ -225,6 +171,52 @@ class Bench {
     result["speed_over_floor"] = best / map.median();
   }
 
+  // As many requests of `tokens` at once, one after the other and in one pass over the weights.
+  void MeasureTogether(const device::ResidentMapper& resident, int64_t tokens, Json& result) {
+    const int64_t all = args_.together * tokens;
+    const int64_t elements = all * args_.shape.layers * args_.shape.heads * args_.shape.head_dim;
+    const std::vector<std::byte> random = RandomBf16(2 * elements, 1);
+    const auto in = pool_->Acquire(random.size()).value();
+    const auto out = pool_->Acquire(random.size()).value();
+    std::memcpy(in->data(), random.data(), random.size());
+    const auto view = [&](const kv::TileBuffer& buffer) {
+      return kv::DenseTileView(buffer.data(), tensor::DType::kBf16, args_.shape.layers, all,
+                               args_.shape.heads, args_.shape.head_dim);
+    };
+    const kv::KvView source = view(*in), target = view(*out);
+    const std::vector<int64_t> positions(tokens, 5);
+    std::vector<std::unique_ptr<device::PreparedTile>> tiles;
+    std::vector<device::TilePart> parts;
+    for (int64_t begin = 0; begin < all; begin += tokens) {
+      tiles.push_back(backend_
+                          ->Prepare(resident, {.view = &source,
+                                               .tokens = {begin, begin + tokens},
+                                               .positions = positions})
+                          .value());
+      parts.push_back({.tile = tiles.back().get(),
+                       .target = &target,
+                       .target_begin = begin,
+                       .cancelled = Never});
+    }
+    const auto map = [&](size_t step) {
+      for (size_t i = 0; i < parts.size(); i += step) {
+        backend_->MapTogether(resident, {0, args_.shape.layers}, std::span(parts).subspan(i, step));
+      }
+    };
+    Samples apart, together;
+    for (int rep = 0; rep <= args_.reps; ++rep) {
+      if (rep == 1) apart = together = {};
+      apart.Add([&] { return InPool([&] { map(1); }); });
+      together.Add([&] { return InPool([&] { map(parts.size()); }); });
+    }
+    result["together"] = {{"tiles", args_.together},
+                          {"apart", apart.ToJson()},
+                          {"together", together.ToJson()},
+                          {"speed_up", Median(apart.cpu) / Median(together.cpu)}};
+  }
+
+  static bool Never() { return false; }
+
   // As the engine runs it: from a job, so that the pool's threads are all there are.
   double InPool(const std::function<void()>& body) {
     double seconds = 0;
@@ -253,8 +245,8 @@ class Bench {
                              {.view = &source, .tokens = {begin, end}, .positions = positions})
                    .value();
       });
-      const auto checks = backend_->MapLayers(resident, *tile, {0, args_.layers}, target, begin,
-                                              [] { return false; });
+      const auto checks =
+          backend_->MapLayers(resident, *tile, {0, args_.shape.layers}, target, begin, Never);
       if (!checks.ok() || checks->non_finite > 0) std::abort();
     }
     return preparing;
@@ -275,14 +267,15 @@ int main(int argc, char** argv) {
   app.add_option("--tokens,--t", args.tokens, "token counts");
   app.add_option("--support", args.supports, "full, head_local")
       ->check(CLI::IsMember({"full", "head_local"}));
-  app.add_option("--layers", args.layers, "layers of both models");
-  app.add_option("--heads", args.heads, "KV heads of both models");
-  app.add_option("--head-dim", args.head_dim, "dimensions of a head");
-  app.add_option("--top-k", args.top_k, "source layers per target layer");
+  app.add_option("--layers", args.shape.layers, "layers of both models");
+  app.add_option("--heads", args.shape.heads, "KV heads of both models");
+  app.add_option("--head-dim", args.shape.head_dim, "dimensions of a head");
+  app.add_option("--top-k", args.shape.top_k, "source layers per target layer");
   app.add_option("--threads", args.threads, "0: one per CPU");
   app.add_option("--reps", args.reps, "counted rounds");
   app.add_option("--tile", args.tile, "tokens per tile");
   app.add_option("--isa", args.isa, "cpu-amx, cpu-avx512bf16, cpu-avx2, cpu-portable");
+  app.add_option("--together", args.together, "also so many requests at once, apart and together");
   app.add_flag("!--no-floor", args.floor, "without LibTorch's products");
   CLI11_PARSE(app, argc, argv);
   std::cout << kvbridge::bench::Bench(args).Run().dump(2) << "\n";

@@ -164,6 +164,7 @@ absl::StatusOr<std::unique_ptr<device::PreparedTile>> FakeBackend::Prepare(
 
 std::vector<absl::StatusOr<device::TileChecks>> FakeBackend::MapTogether(
     const device::ResidentMapper&, kv::LayerRange layers, std::span<const device::TilePart> parts) {
+  if (on_pass) on_pass(parts.size());
   std::vector<absl::StatusOr<device::TileChecks>> answers;
   for (const device::TilePart& part : parts) {
     if (on_map) {

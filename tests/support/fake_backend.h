@@ -33,7 +33,8 @@ class FakeBackend final : public device::Backend {
   std::function<absl::Status(const device::TileSource&)> on_prepare;
   // Before a part's group of layers is written: an error is the device's.
   std::function<absl::Status(kv::LayerRange, Cancelled)> on_map;
-  uint64_t workspace_bytes_per_token = 100;  // of a tile; calls take nothing
+  std::function<void(size_t parts)> on_pass;  // before the parts
+  uint64_t workspace_bytes_per_token = 100;   // of a tile; calls take nothing
 
   std::string name() const override { return "fake"; }
   absl::StatusOr<std::unique_ptr<device::ResidentMapper>> MakeResident(
