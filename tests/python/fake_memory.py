@@ -28,6 +28,7 @@ class FakeMemory(memory_pb2_grpc.MemoryServicer):
         self.refuse_regions: grpc.StatusCode | None = None
         self.sessions: set[str] = set()
         self.heartbeats = 0
+        self.tokens: set[str] = set()
         self.regions: dict[str, mmap.mmap] = {}
         self.pools: dict[str, tuple[int, memory_pb2.RegisterPoolRequest]] = {}
         self._tickets: dict[str, int] = {}
@@ -83,6 +84,7 @@ class FakeMemory(memory_pb2_grpc.MemoryServicer):
         return ticket
 
     def OpenSession(self, requests, context):  # noqa: N802
+        self.tokens.add(dict(context.invocation_metadata()).get("authorization", ""))
         next(requests)
         session = secrets.token_hex(16)
         self.sessions.add(session)
@@ -95,6 +97,7 @@ class FakeMemory(memory_pb2_grpc.MemoryServicer):
         self.forget()
 
     def RegisterRegion(self, request, context):  # noqa: N802
+        self.tokens.add(dict(context.invocation_metadata()).get("authorization", ""))
         if self.refuse_regions is not None:
             context.abort(self.refuse_regions, "asked for")
         ticket = ""

@@ -112,6 +112,7 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
     faults: Faults = field(default_factory=Faults)
     headers: list[transfer_pb2.TransferHeader] = field(default_factory=list)
     ready: list[int] = field(default_factory=list)  # ReadyUpTo messages
+    tokens: list[tuple[str, str]] = field(default_factory=list)  # by call
     address: str = ""
     memory: FakeMemory | None = None
     artifact: str = "0" * 64
@@ -128,11 +129,16 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
     def __exit__(self, *_) -> None:
         self._server.stop(0).wait()
 
+    def _note(self, call, context):
+        self.tokens.append((call, dict(context.invocation_metadata()).get("authorization", "")))
+
     def Health(self, request, context):  # noqa: N802
+        self._note("Health", context)
         health = transfer_pb2.RouteHealth(route=self.route, serving=True)
         return transfer_pb2.HealthResponse(state=transfer_pb2.SERVER_STATE_READY, routes=[health])
 
     def GetCapabilities(self, request, context):  # noqa: N802
+        self._note("GetCapabilities", context)
         info = transfer_pb2.RouteInfo(
             route=self.route, source=self.mapper.source, target=self.mapper.target
         )
@@ -147,6 +153,7 @@ class FakeServer(transfer_pb2_grpc.KvBridgeServicer):
         return plan_pb2.PlanResponse(worth_it=covered > 0, covered_tokens=covered)
 
     def Transfer(self, requests, context):  # noqa: N802
+        self._note("Transfer", context)
         header = next(requests).header
         self.headers.append(header)
         if self.faults.abort is not None:

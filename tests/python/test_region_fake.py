@@ -250,6 +250,22 @@ def test_arrays_outside_of_regions_are_no_pool(serve, memory):
         client.memory().pool(family_spec("small"), layers, layers)
 
 
+def test_the_token_goes_with_every_call(serve, memory):
+    client, server = serve(memory=memory, token=lambda: "secret")
+    assert send(client).plane == "region"
+    client.health()
+    assert {name for name, _ in server.tokens} == {"Health", "GetCapabilities", "Transfer"}
+    assert {token for _, token in server.tokens} == {"Bearer secret"}
+    assert memory.tokens == {"Bearer secret"}
+
+
+def test_a_token_leaves_the_host_by_tls_only():
+    from kvbridge import Client
+
+    with pytest.raises(ValueError, match="token: expected credentials"):
+        Client("example.org:50061", token="secret")
+
+
 def test_memory_is_not_there_where_nobody_answers():
     from kvbridge import Client
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from kvbridge import chunks
 from kvbridge.arrays import Array, storage_dtype
 from kvbridge.attempt import Attempt, CancelToken, Listener
+from kvbridge.bearer import BearerToken
 from kvbridge.cargo import Cargo, InlineCargo, RegionCargo, Source
 from kvbridge.circuit import Circuit
 from kvbridge.counters import ClientCounters
@@ -80,7 +81,8 @@ class Client:
     for circuit_cooldown seconds, then lets one transfer at a time through until one is answered. plane: "auto"
     uses memory that is shared with a server on this host, and falls back to chunks in the call where there is
     none (TransferResult.plane says which); "region" and "inline" insist. staging_bytes: most shared memory for
-    caches that do not lie in a pool.
+    caches that do not lie in a pool. credentials: TLS (grpc.ssl_channel_credentials). token: the caller's, or
+    what returns it; goes with every call, and in the clear to this host only.
 
     Thread contract: every method from any thread.
     """
@@ -99,16 +101,21 @@ class Client:
         tile_tokens: int = chunks.TILE_TOKENS,
         max_chunk_bytes: int = chunks.MAX_CHUNK_BYTES,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | Callable[[], str] = "",
     ) -> None:
         if on_fallback not in ("prefill", "fail"):
             raise ValueError(f'on_fallback: expected "prefill" or "fail", got {on_fallback!r}')
         _check_plane(plane)
+        if token and not credentials and not same_host(target):
+            raise ValueError("token: expected credentials (TLS) for another host, got none")
         options = [("grpc.use_local_subchannel_pool", 1)]
         self._channel = (
             grpc.secure_channel(target, credentials, options)
             if credentials
             else grpc.insecure_channel(target, options)
         )
+        if token:
+            self._channel = grpc.intercept_channel(self._channel, BearerToken(token))
         self._transfer = self._channel.stream_stream(
             _TRANSFER,
             request_serializer=_identity,
