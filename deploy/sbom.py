@@ -40,41 +40,52 @@ def libraries(binary: Path) -> set[Path]:
     return {Path(os.path.realpath(path)) for path in re.findall(r"(/\S+) \(0x", text)}
 
 
-def package_of(library: Path) -> str:
-    """Name of the Debian package that a library is from. dpkg knows it by the path before or after usr was merged."""
-    for path in (str(library), str(library).removeprefix("/usr")):
-        found = subprocess.run(["dpkg-query", "--search", path], capture_output=True, text=True)
-        if found.returncode == 0:
-            return found.stdout.split(":")[0]
-    raise SystemExit(f"sbom.py: {library}: in no Debian package")
+def packages_of(files: set[Path]) -> set[str]:
+    """Names of the Debian packages that libraries are from."""
+    # dpkg may know a file by its path of before usr was merged.
+    names = {path: file for file in files for path in (str(file), str(file).removeprefix("/usr"))}
+    found = subprocess.run(["dpkg-query", "--search", *names], capture_output=True, text=True).stdout
+    owners = {}
+    for line in found.splitlines():
+        package, _, path = line.partition(": ")
+        if path in names:
+            owners[names[path]] = package.split(":")[0]
+    if strange := files - set(owners):
+        raise SystemExit(f"sbom.py: in no Debian package: {', '.join(sorted(map(str, strange)))}")
+    return set(owners.values())
 
 
-def component(package: str) -> Json:
-    fields = "${Version}\t${Architecture}\t${source:Package}\t${Maintainer}"
-    version, architecture, source, maintainer = output("dpkg-query", "--show", f"--showformat={fields}", package).split("\t")
-    distro = re.search(r'^VERSION_ID="?(\d+)', Path("/etc/os-release").read_text(), re.M)
-    purl = f"pkg:deb/debian/{package}@{version.replace('+', '%2B').replace(':', '%3A')}?arch={architecture}"
-    if distro:
-        purl += f"&distro=debian-{distro[1]}"
-    return {
-        "type": "library",
-        "bom-ref": purl,
-        "name": package,
-        "version": version,
-        "supplier": {"name": maintainer},
-        "scope": "required",
-        "purl": purl,
-        "properties": [{"name": "debian:source", "value": source}],
-    }
+def components(packages: list[str]) -> list[Json]:
+    fields = "${Package}\t${Version}\t${Architecture}\t${source:Package}\t${Maintainer}\n"
+    shown = output("dpkg-query", "--show", f"--showformat={fields}", *packages).splitlines()
+    release = re.search(r'^VERSION_ID="?(\d+)', Path("/etc/os-release").read_text(), re.M)
+    distro = f"&distro=debian-{release[1]}" if release else ""
+    made = []
+    for package, version, architecture, source, maintainer in (line.split("\t") for line in shown):
+        escaped = version.replace("+", "%2B").replace(":", "%3A")
+        purl = f"pkg:deb/debian/{package}@{escaped}?arch={architecture}{distro}"
+        made.append(
+            {
+                "type": "library",
+                "bom-ref": purl,
+                "name": package,
+                "version": version,
+                "supplier": {"name": maintainer},
+                "scope": "required",
+                "purl": purl,
+                "properties": [{"name": "debian:source", "value": source}],
+            }
+        )
+    return made
 
 
 def linked(binaries: list[Path]) -> list[str]:
     """Names of the packages whose libraries they load."""
-    return sorted({package_of(library) for binary in binaries for library in libraries(binary)})
+    return sorted(packages_of(set().union(*map(libraries, binaries))))
 
 
 def document(binaries: list[Path], version: str) -> Json:
-    parts = [component(package) for package in [*linked(binaries), *COMPILED_IN]]
+    parts = components([*linked(binaries), *COMPILED_IN])
     files = [
         {
             "type": "file",
