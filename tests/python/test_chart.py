@@ -86,6 +86,13 @@ def test_schema_and_table_are_those_of_the_values():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_chart_is_of_this_version():
+    version = re.search(r"project\(kvbridge VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    described = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (described["version"], described["appVersion"]) == (version, version)
+    assert f"ARG VERSION={version}" in (ROOT / "Dockerfile").read_text()
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_lint_is_content(name):
     report = helm.lint(CHART, GOOD[name], strict=True)
