@@ -4,6 +4,7 @@
 
 #include "core/base/status_macros.h"
 #include "server/convert.h"
+#include "server/guarded_port.h"
 #include "server/unary.h"
 
 namespace kvbridge::server {
@@ -43,7 +44,9 @@ grpc::ServerUnaryReactor* AdminService::OnTaskThread(const char* method,
                                                      grpc::CallbackServerContext* context,
                                                      std::function<absl::Status()> work) {
   const UnaryCall call(deps_.recorder, deps_.clock, Method(method), context);
-  if (!IsLocalPeer(context->peer())) {
+  // A grant was asked for where any is configured.
+  if (!GrantedTenant(*context).has_value() && !IsLocalPeer(context->peer())) {
+    deps_.recorder->AuthFailed("not_local");
     return call.Finish(absl::PermissionDeniedError("Admin is served to this host only"));
   }
   const absl::Status posted =

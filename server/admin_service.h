@@ -1,4 +1,4 @@
-// The Admin service: what an operator on this host may change. Other hosts are refused.
+// The Admin service: what an operator may change. Callers on other hosts need a grant (auth.h).
 #pragma once
 
 #include <functional>

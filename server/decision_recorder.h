@@ -20,6 +20,8 @@ class DecisionRecorder {
   void Decided(const engine::Decision& decision, const DecisionContext& context);
   // A stream that broke the protocol before its header was understood.
   void Malformed(absl::Duration total);
+  // A handler refused a call for who made it.
+  void AuthFailed(absl::string_view reason) { metrics_.operations().AuthFailed(reason); }
   void RpcStarted(const metrics::RpcMethod& method) { metrics_.RpcStarted(method); }
   void RpcEnded(const metrics::RpcMethod& method, absl::string_view code, absl::Duration total) {
     metrics_.RpcHandled(method, code, total);

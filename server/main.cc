@@ -18,6 +18,7 @@
 #include "core/base/units.h"
 #include "google/protobuf/stubs/logging.h"
 #include "nlohmann/json.hpp"
+#include "server/auth.h"
 #include "server/config.h"
 #include "server/grpc_log.h"
 #include "server/log.h"
@@ -109,6 +110,11 @@ int CheckFiles(const v1::Config& config) {
     for (const std::string& warning : TlsWarnings(*material, absl::Now())) {
       std::cerr << "kvbridged: warning: " << warning << "\n";
     }
+  }
+  const auto grants = ReadGrants(config.auth());
+  if (!grants.ok()) return Fail(grants.status(), kUsage);
+  for (const std::string& warning : grants->warnings) {
+    std::cerr << "kvbridged: warning: " << warning << "\n";
   }
   const int routes = config.routes_size();
   std::cout << "configuration is valid: " << routes << (routes == 1 ? " route\n" : " routes\n");

@@ -19,6 +19,7 @@
 #include "server/address.h"
 #include "server/convert.h"
 #include "server/convert_memory.h"
+#include "server/guarded_port.h"
 #include "server/version.h"
 
 namespace kvbridge::server {
@@ -36,6 +37,8 @@ constexpr int kMaxHealthMessageBytes = 4 << 10;
 constexpr int kKeepaliveMs = 30000;
 constexpr int kKeepaliveTimeoutMs = 20000;
 constexpr int kMinPingIntervalMs = 10000;
+// How often files that hold no certificates are looked at.
+constexpr absl::Duration kFilePoll = absl::Seconds(1);
 // How often waiting for transfers looks again, and how long streams that hold no transfer (idle,
 // or health watches) may still take when the last transfer has ended.
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
@@ -168,6 +171,7 @@ struct Server::Parts {
   std::unique_ptr<engine::TransferEngine> engine;
   std::unique_ptr<Tls> tls;
   std::unique_ptr<memory::MemoryRegistry> memory;
+  Grants grants;
 };
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loaded, Log* log) {
@@ -195,6 +199,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loade
     KVB_ASSIGN_OR_RETURN(parts.memory,
                          memory::MemoryRegistry::Create(ToRegistryOptions(config), clock));
   }
+  KVB_ASSIGN_OR_RETURN(parts.grants, ReadGrants(config.auth()));
+  for (const std::string& warning : parts.grants.warnings) log->Warn(warning);
   return std::unique_ptr<Server>(new Server(loaded, log, std::move(parts)));
 }
 
@@ -245,6 +251,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
                        .recorder = &recorder_,
                        .clock = &clock_}),
       tls_(std::move(parts.tls)),
+      authorizer_(std::move(parts.grants), &metrics_.operations()),
       watch_(WatchedFiles()) {
   metrics_.operations().ConfigRead(clock_.Now());
   ReportTls();
@@ -284,8 +291,9 @@ absl::Status Server::StartGrpc() {
     KVB_ASSIGN_OR_RETURN(const Address address, Address::Parse(text));
     if (address.is_unix()) KVB_RETURN_IF_ERROR(RemoveStaleSocket(address.path));
     const bool plaintext = tls_ == nullptr || address.is_unix();
-    builder.AddListeningPort(
-        text, plaintext ? grpc::InsecureServerCredentials() : tls_->Credentials(), &ports[i]);
+    auto* credentials =
+        plaintext ? grpc_insecure_server_credentials_create() : tls_->NewCredentials();
+    builder.AddListeningPort(text, GuardedPort(credentials, &authorizer_), &ports[i]);
   }
   builder.RegisterService(&kv_bridge_);
   builder.RegisterService(&admin_);
@@ -355,7 +363,7 @@ void Server::LoadArtifacts() {
   (void)tasks_.Post([this] { state_.Started(); });
 }
 
-// --- certificates
+// --- certificates and tokens
 
 std::vector<Watched> Server::WatchedFiles() {
   std::vector<Watched> watched;
@@ -364,6 +372,11 @@ std::vector<Watched> Server::WatchedFiles() {
     watched.push_back({.files = [&tls] { return TlsFiles(tls); },
                        .interval = ToDuration(tls.refresh_interval()),
                        .on_change = [this] { ReloadTls(); }});
+  }
+  if (const std::string& tokens = config_.auth().tokens_file(); !tokens.empty()) {
+    watched.push_back({.files = [&tokens] { return std::vector<std::string>{tokens}; },
+                       .interval = kFilePoll,
+                       .on_change = [this] { ReloadGrants(); }});
   }
   return watched;
 }
@@ -379,6 +392,17 @@ void Server::ReloadTls() {
     log_.Info("certificates were replaced");
     ReportTls();
   }
+}
+
+void Server::ReloadGrants() {
+  auto grants = ReadGrants(config_.auth());
+  if (!grants.ok()) {
+    log_.Error("the tokens in use are kept", {{"error", std::string(grants.status().message())}});
+    return;
+  }
+  for (const std::string& warning : grants->warnings) log_.Warn(warning);
+  log_.Info("tokens were read", {{"tokens", grants->tokens.size()}});
+  authorizer_.Replace(*std::move(grants));
 }
 
 void Server::ReportTls() {

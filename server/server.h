@@ -31,6 +31,7 @@
 #include "grpcpp/server.h"
 #include "server/admin_http.h"
 #include "server/admin_service.h"
+#include "server/auth.h"
 #include "server/config.h"
 #include "server/decision_recorder.h"
 #include "server/event_log.h"
@@ -67,8 +68,8 @@ class Server {
   // Whether the workers still get anywhere.
   bool alive() { return liveness_.Check().ok; }
 
-  // Reads the certificates again. What does not pass its checks changes nothing, is logged and
-  // counted.
+  // Reads certificates and tokens again. What does not pass its checks changes nothing, is logged
+  // and counted.
   void Reload();
 
   // A client and a TLS listener did not come to terms.
@@ -96,6 +97,7 @@ class Server {
   std::vector<Watched> WatchedFiles();
   void ReloadTls();
   void ReportTls();
+  void ReloadGrants();
   absl::Status StartAdmin();
   void LoadArtifacts();
   void Drain();
@@ -132,6 +134,7 @@ class Server {
   MemoryService memory_service_;  // served where there is memory_
   std::unique_ptr<memory::SideSocket> side_socket_;
   const std::unique_ptr<Tls> tls_;  // null: plaintext
+  Authorizer authorizer_;
   grpc::CallbackGenericService unimplemented_;
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<grpc::Server> health_;

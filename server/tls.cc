@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include <grpc/grpc_security.h>
 
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
@@ -93,38 +92,15 @@ std::vector<std::string> TlsWarnings(const TlsMaterial& material, absl::Time now
   return warnings;
 }
 
-// Remembers which generation its listener has.
-class Tls::Listener final : public grpc::ServerCredentials {
- public:
-  explicit Listener(Tls* tls)
-      : tls_(*tls),
-        credentials_(grpc_ssl_server_credentials_create_with_options(
-            grpc_ssl_server_credentials_create_options_using_config_fetcher(
-                ClientCertificates(tls->config_), &Listener::Fetch, this))) {}
-  ~Listener() override { grpc_server_credentials_release(credentials_); }
-
-  // Callers are authorised by the handlers (auth.h).
-  void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {}
-
- private:
-  int AddPortToServer(const std::string& address, grpc_server* server) override {
-    return grpc_server_add_http2_port(server, address.c_str(), credentials_);
-  }
-
-  static grpc_ssl_certificate_config_reload_status Fetch(
-      void* self, grpc_ssl_server_certificate_config** config) {
-    auto* listener = static_cast<Listener*>(self);
-    const uint64_t newest = listener->tls_.generation_.load();
-    if (listener->seen_.exchange(newest) == newest)
-      return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
-    *config = ToGrpcConfig(listener->tls_.material());
-    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
-  }
-
-  Tls& tls_;
-  std::atomic<uint64_t> seen_{0};
-  grpc_server_credentials* const credentials_;
+// Which generation a listener has been given.
+struct Tls::Listener {
+  const Tls* tls;
+  std::atomic<uint64_t> seen{0};
 };
+
+Tls::Tls(const v1::TlsConfig& config, TlsMaterial material)
+    : config_(config), material_(std::move(material)) {}
+Tls::~Tls() = default;
 
 absl::StatusOr<std::unique_ptr<Tls>> Tls::Create(const v1::TlsConfig& config) {
   KVB_ASSIGN_OR_RETURN(TlsMaterial material, ReadTlsFiles(config));
@@ -145,8 +121,22 @@ TlsMaterial Tls::material() const {
   return material_;
 }
 
-std::shared_ptr<grpc::ServerCredentials> Tls::Credentials() {
-  return listeners_.emplace_back(std::make_shared<Listener>(this));
+grpc_ssl_certificate_config_reload_status Tls::Fetch(void* self,
+                                                     grpc_ssl_server_certificate_config** config) {
+  auto* listener = static_cast<Listener*>(self);
+  const uint64_t newest = listener->tls->generation_.load();
+  if (listener->seen.exchange(newest) == newest) {
+    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+  }
+  *config = ToGrpcConfig(listener->tls->material());
+  return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+}
+
+grpc_server_credentials* Tls::NewCredentials() {
+  Listener* listener = listeners_.emplace_back(new Listener{this}).get();
+  return grpc_ssl_server_credentials_create_with_options(
+      grpc_ssl_server_credentials_create_options_using_config_fetcher(ClientCertificates(config_),
+                                                                      &Tls::Fetch, listener));
 }
 
 }  // namespace kvbridge::server

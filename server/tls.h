@@ -17,9 +17,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include <grpc/grpc_security.h>
 
 #include "core/base/mutex.h"
-#include "grpcpp/security/server_credentials.h"
 #include "kvbridge/v1/config.pb.h"
 
 namespace kvbridge::server {
@@ -50,6 +50,7 @@ class Tls {
  public:
   // As ReadTlsFiles.
   static absl::StatusOr<std::unique_ptr<Tls>> Create(const v1::TlsConfig& config);
+  ~Tls();
 
   // Reads the files again. True when they hold something new, which later handshakes use; an error
   // changes nothing.
@@ -57,19 +58,21 @@ class Tls {
 
   TlsMaterial material() const;
 
-  // For one listener: each needs its own. Before the server starts; by one thread.
-  std::shared_ptr<grpc::ServerCredentials> Credentials();
+  // For one listener: each needs its own, which the caller owns. Before the server starts; by one
+  // thread.
+  grpc_server_credentials* NewCredentials();
 
  private:
-  class Listener;
-  Tls(const v1::TlsConfig& config, TlsMaterial material)
-      : config_(config), material_(std::move(material)) {}
+  struct Listener;
+  static grpc_ssl_certificate_config_reload_status Fetch(
+      void* listener, grpc_ssl_server_certificate_config** config);
+  Tls(const v1::TlsConfig& config, TlsMaterial material);
 
   const v1::TlsConfig config_;
   mutable base::Mutex mutex_;
   TlsMaterial material_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint64_t> generation_{1};
-  std::vector<std::shared_ptr<Listener>> listeners_;  // gRPC asks them as long as it runs
+  std::vector<std::unique_ptr<Listener>> listeners_;  // gRPC asks them as long as it runs
 };
 
 }  // namespace kvbridge::server

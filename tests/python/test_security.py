@@ -18,7 +18,7 @@ import pytest
 from certificates import Authority, MountedSecret
 from conftest import ARTIFACT, FAMILY, binary
 from kvbridge.testing import LocalServer
-from kvbridge.v1 import transfer_pb2, transfer_pb2_grpc
+from kvbridge.v1 import admin_pb2, memory_pb2, transfer_pb2, transfer_pb2_grpc
 
 ROUTE = {
     "name": "pair",
@@ -323,3 +323,146 @@ def test_the_health_listener_speaks_health_and_nothing_else(pki):
         with pytest.raises(grpc.RpcError) as refused:
             next(channel.stream_stream(reflect)(iter([b""]), timeout=5))
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+# --- tokens and names
+
+TOKENS = {name: f"{name}-token-0123456789abcdef" for name in ("router", "planner", "operator", "next")}
+TOKENS_FILE = f"""# of tests
+{TOKENS["router"]} router transfer,plan
+{TOKENS["planner"]} planner plan
+{TOKENS["operator"]} operators admin
+"""
+ANYTHING = b""  # an empty message is a valid request of every method
+UNKNOWN, FORBIDDEN = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
+
+
+def methods() -> list[tuple[str, str]]:
+    """Every method of kvbridge.v1 with its service's group."""
+    groups = {"KvBridge": "plan", "Memory": "memory", "Admin": "admin"}
+    special = {"Transfer": "transfer", "ReportQuality": "transfer"}
+    found = []
+    for file in (transfer_pb2, memory_pb2, admin_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                group = special.get(method.name, groups[service.name])
+                found.append((f"/{service.full_name}/{method.name}", group))
+    assert len(found) > 10
+    return found
+
+
+def code(channel: grpc.Channel, method: str, token: str | None = None) -> grpc.StatusCode:
+    """Of a call with an empty request."""
+    metadata = [] if token is None else [("authorization", f"Bearer {token}")]
+    call = channel.stream_stream(method)(iter([ANYTHING]), metadata=metadata, timeout=10)
+    try:
+        next(call, None)
+    except grpc.RpcError:
+        pass
+    finally:
+        call.cancel()
+    return call.code()
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(TOKENS_FILE)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def guarded(tokens_file: Path):
+    with LocalServer(binary("KVBRIDGED"), [ROUTE], {"auth": {"tokens_file": str(tokens_file)}}) as server:
+        yield server
+
+
+def failures(server: LocalServer, reason: str) -> float:
+    return server.metrics()[f'kvbridge_auth_failures_total{{reason="{reason}"}}']
+
+
+def test_no_method_answers_a_caller_without_a_token(guarded):
+    with grpc.insecure_channel(guarded.address) as channel:
+        reflect = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        names = [name for name, _ in methods()] + [reflect, "/kvbridge.v1.Later/Method"]
+        for name in names:
+            assert code(channel, name) == UNKNOWN, name
+            assert code(channel, name, "x" * 32) == UNKNOWN, name
+    assert failures(guarded, "missing") == failures(guarded, "bad_token") == len(names)
+
+
+def test_a_token_opens_its_groups_and_no_others(guarded):
+    granted = {"router": {"transfer", "plan"}, "planner": {"plan"}, "operator": {"admin"}}
+    with grpc.insecure_channel(guarded.address) as channel:
+        for name, group in methods():
+            if name.endswith(("/Drain", "/WatchEvents", "/OpenSession")):
+                continue
+            for holder, groups in granted.items():
+                got = code(channel, name, TOKENS[holder])
+                assert (got in (UNKNOWN, FORBIDDEN)) == (group not in groups), (name, holder, got)
+
+
+def test_health_needs_no_token(guarded):
+    with grpc.insecure_channel(guarded.address) as channel:
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5) == b"\x08\x01"
+
+
+def test_tokens_are_replaced_while_it_serves(guarded, tokens_file):
+    health_method = "/kvbridge.v1.KvBridge/Health"
+    with grpc.insecure_channel(guarded.address) as channel:
+        tokens_file.write_text(TOKENS_FILE + f"{TOKENS['next']} router plan\n")
+        os.kill(guarded.pid, signal.SIGHUP)
+        until(lambda: code(channel, health_method, TOKENS["next"]) != UNKNOWN)
+        assert code(channel, health_method, TOKENS["router"]) != UNKNOWN
+        tokens_file.write_text(f"{TOKENS['next']} router plan\n")
+        until(lambda: code(channel, health_method, TOKENS["router"]) == UNKNOWN)
+        tokens_file.write_text("broken\n")
+        until(lambda: "the tokens in use are kept" in guarded.log.read_text())
+        assert code(channel, health_method, TOKENS["next"]) != UNKNOWN
+
+
+def test_secrets_are_in_no_log_page_or_metric(guarded):
+    with grpc.insecure_channel(guarded.address) as channel:
+        for token in (*TOKENS.values(), "wrong-token-0123456789"):
+            code(channel, "/kvbridge.v1.KvBridge/Plan", token)
+    seen = guarded.log.read_text() + guarded.get("/configz") + guarded.get("/metrics")
+    assert "-token-" not in seen and "operators" not in seen
+
+
+def test_names_in_certificates_open_their_groups(pki):
+    grants = [
+        {"name": "spiffe://test/router", "tenant": "router", "groups": ["transfer", "plan"]},
+        {"name": "spiffe://test/operator", "groups": ["admin"]},
+    ]
+    expected = {
+        "spiffe://test/router": (grpc.StatusCode.OK, FORBIDDEN),
+        "spiffe://test/operator": (FORBIDDEN, grpc.StatusCode.OK),
+        "spiffe://test/stranger": (UNKNOWN, UNKNOWN),
+    }
+    with SecureServer(pki.mutual(), [ROUTE], auth={"san": grants}) as server:
+        for name, codes in expected.items():
+            with server.channel(pki.servers.certificate, pki.clients.issue(f"URI:{name}")) as channel:
+                got = tuple(
+                    code(channel, method)
+                    for method in ("/kvbridge.v1.KvBridge/Health", "/kvbridge.v1.Admin/ListArtifacts")
+                )
+                assert got == codes, name
+        assert failures(server, "unknown_name") == 2 and failures(server, "no_grant") == 2
+
+
+def test_refused_handshakes_are_counted(pki):
+    with SecureServer(pki.mutual()) as server:
+        with server.channel(pki.servers.certificate) as channel:
+            assert status(channel) == grpc.StatusCode.UNAVAILABLE
+        until(lambda: failures(server, "handshake") > 0)
+
+
+def test_check_config_reads_the_tokens(tmp_path):
+    tokens, config = tmp_path / "tokens", tmp_path / "config.json"
+    tokens.write_text("secret-0123456789abcdef router everything\n")
+    config.write_text(json.dumps({"auth": {"tokens_file": str(tokens)}}))
+    checked = subprocess.run([binary("KVBRIDGED"), "--config", config, "--check-config"], capture_output=True, text=True)
+    assert checked.returncode == 2
+    assert f"auth.tokens_file: {tokens}: line 1: expected groups among" in checked.stderr
+    assert "secret" not in checked.stderr
