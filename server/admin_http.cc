@@ -86,11 +86,22 @@ AdminHttp::Answer AdminHttp::Route(absl::string_view path, bool from_loopback) c
   if (path == "/livez") return verdict(sources_.live());
   if (path == "/readyz") return verdict(sources_.ready());
   if (path == "/version") return {.type = kJson, .body = sources_.version()};
-  if (path == "/configz") {
-    if (!from_loopback) return {.code = 403, .body = "/configz is served to loopback only\n"};
-    return {.type = kJson, .body = sources_.config()};
+  if (const auto* page = LocalPage(path)) {
+    if (!from_loopback) {
+      return {.code = 403, .body = absl::StrCat(path, " is served to loopback only\n")};
+    }
+    return {.type = kJson, .body = (*page)()};
   }
-  return {.code = 404, .body = "expected /metrics, /livez, /readyz, /version or /configz\n"};
+  return {
+      .code = 404,
+      .body = "expected /metrics, /livez, /readyz, /version, /configz, /artifactz or /eventz\n"};
+}
+
+const std::function<std::string()>* AdminHttp::LocalPage(absl::string_view path) const {
+  if (path == "/configz") return &sources_.config;
+  if (path == "/artifactz") return &sources_.artifacts;
+  if (path == "/eventz") return &sources_.events;
+  return nullptr;
 }
 
 int AdminHttp::Handle(mg_connection* connection) {

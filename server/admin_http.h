@@ -1,4 +1,5 @@
-// The operator's HTTP endpoint: /metrics, /livez, /readyz, /version, /configz. Its threads are its
+// The operator's HTTP endpoint: /metrics, /livez, /readyz, /version, and on loopback /configz,
+// /artifactz, /eventz. Its threads are its
 // own, so that a scrape never waits for a transfer nor delays one.
 #pragma once
 
@@ -29,7 +30,10 @@ class AdminHttp {
     std::function<Verdict()> live;
     std::function<Verdict()> ready;
     std::function<std::string()> version;  // JSON
-    std::function<std::string()> config;   // JSON; served to loopback only
+    // JSON; served to loopback only
+    std::function<std::string()> config;
+    std::function<std::string()> artifacts;
+    std::function<std::string()> events;
   };
 
   // `host` as in Address; port 0 = any. UNAVAILABLE when the address cannot be bound.
@@ -47,6 +51,7 @@ class AdminHttp {
   static int Handle(mg_connection* connection);
   struct Answer;
   Answer Route(absl::string_view path, bool from_loopback) const;
+  const std::function<std::string()>* LocalPage(absl::string_view path) const;
 
   const Sources sources_;
   mg_context* context_ = nullptr;

@@ -1,6 +1,7 @@
 #include "server/admin_service.h"
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 
 #include "core/base/status_macros.h"
 #include "server/convert.h"
@@ -24,6 +25,20 @@ v1::ArtifactInfo ToInfo(const RouteSnapshot& route) {
   info.set_verdict(std::string(artifact::Name(route.loaded->provenance.verdict())));
   info.set_load_seconds(absl::ToDoubleSeconds(route.loaded->load_time));
   return info;
+}
+
+absl::StatusOr<guard::CircuitOverride> ToOverride(v1::CircuitOverride override) {
+  switch (override) {
+    case v1::CIRCUIT_OVERRIDE_AUTO:
+      return guard::CircuitOverride::kAuto;
+    case v1::CIRCUIT_OVERRIDE_FORCE_CLOSED:
+      return guard::CircuitOverride::kForceClosed;
+    case v1::CIRCUIT_OVERRIDE_FORCE_OPEN:
+      return guard::CircuitOverride::kForceOpen;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("circuit: expected an override, got ", static_cast<int>(override)));
+  }
 }
 
 }  // namespace
@@ -87,11 +102,17 @@ grpc::ServerUnaryReactor* AdminService::SetRoute(grpc::CallbackServerContext* co
                                                  const v1::SetRouteRequest* request,
                                                  v1::SetRouteResponse* response) {
   return OnTaskThread("SetRoute", context, [this, request, response]() -> absl::Status {
-    KVB_ASSIGN_OR_RETURN(const guard::RouteStage stage, ToStage(request->stage(), "stage"));
-    KVB_ASSIGN_OR_RETURN(const guard::RouteStage before,
-                         deps_.routes->SetStage(request->route(), stage, request->canary_share()));
-    response->set_previous(ToProto(before));
-    return absl::OkStatus();
+    KVB_ASSIGN_OR_RETURN(const RouteSnapshot now, deps_.routes->Get(request->route()));
+    response->set_previous(ToProto(now.policy.stage));
+    if (request->circuit() == v1::CIRCUIT_OVERRIDE_UNSPECIFIED ||
+        request->stage() != v1::ROUTE_STAGE_UNSPECIFIED) {
+      KVB_ASSIGN_OR_RETURN(const guard::RouteStage stage, ToStage(request->stage(), "stage"));
+      KVB_RETURN_IF_ERROR(
+          deps_.routes->SetStage(now.name, stage, request->canary_share()).status());
+    }
+    if (request->circuit() == v1::CIRCUIT_OVERRIDE_UNSPECIFIED) return absl::OkStatus();
+    KVB_ASSIGN_OR_RETURN(const guard::CircuitOverride override, ToOverride(request->circuit()));
+    return deps_.routes->OverrideCircuit(now.name, override);
   });
 }
 

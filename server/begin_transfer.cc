@@ -106,6 +106,7 @@ std::variant<BegunTransfer, engine::Decision> BeginTransfer(
   auto choice = env.routes->Choose(input->spec);
   input->spec.route = choice.route;
   if (!choice.route.empty()) about->pair = choice.route;
+  about->attempt = std::move(choice.attempt);
   if (const auto* no = std::get_if<Refusal>(&choice.pin)) return engine::Refused(*no, input->spec);
 
   auto admitted = env.engine->Begin(input->spec, choice.policy,

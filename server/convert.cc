@@ -5,6 +5,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/guard/reason.h"
+#include "server/route_watch.h"
 
 namespace kvbridge::server {
 namespace {
@@ -285,6 +286,16 @@ v1::Estimate ToProto(const plan::Estimate& estimate) {
   return out;
 }
 
+constexpr char kEventSchema[] = "kvbridge.event/v1";
+
+google::protobuf::Timestamp ToTimestamp(absl::Time time) {
+  google::protobuf::Timestamp timestamp;
+  const absl::Duration since = time - absl::UnixEpoch();
+  timestamp.set_seconds(absl::ToInt64Seconds(since));
+  timestamp.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(since % absl::Seconds(1))));
+  return timestamp;
+}
+
 }  // namespace
 
 absl::StatusOr<model::ModelSpec> ToModelSpec(const v1::ModelSpec& spec, absl::string_view path) {
@@ -513,13 +524,23 @@ v1::EvidenceSummary ToProto(const artifact::Provenance& provenance, int64_t nati
   return out;
 }
 
+v1::RouteEvent ToEvent(const RouteChange& change, absl::Time time) {
+  v1::RouteEvent event;
+  event.set_schema(kEventSchema);
+  *event.mutable_time() = ToTimestamp(time);
+  event.set_pair(change.pair);
+  event.set_what(change.what);
+  event.set_from(change.from);
+  event.set_to(change.to);
+  event.set_cause(change.cause);
+  event.set_detail(change.detail);
+  return event;
+}
+
 v1::DecisionEvent ToEvent(const engine::Decision& decision, const DecisionContext& context) {
   v1::DecisionEvent event;
-  event.set_schema("kvbridge.event/v1");
-  const absl::Duration since = context.time - absl::UnixEpoch();
-  event.mutable_time()->set_seconds(absl::ToInt64Seconds(since));
-  event.mutable_time()->set_nanos(
-      static_cast<int32_t>(absl::ToInt64Nanoseconds(since % absl::Seconds(1))));
+  event.set_schema(kEventSchema);
+  *event.mutable_time() = ToTimestamp(context.time);
   event.set_request_id(context.request_id);
   event.set_pair(context.pair);
   event.set_outcome(ToProto(decision.outcome));

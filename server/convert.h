@@ -7,6 +7,7 @@
 // Thread contract: pure functions.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@
 #include "server/pooled_cache.h"
 
 namespace kvbridge::server {
+
+class RouteTry;
+struct RouteChange;
 
 // How a selection's bytes move, as metrics say it.
 inline constexpr absl::string_view kInline = "inline";
@@ -73,6 +77,7 @@ v1::EvidenceSummary ToProto(const artifact::Provenance& provenance, int64_t nati
 
 // How a decision is told in logs and in WatchEvents.
 struct DecisionContext {
+  std::shared_ptr<RouteTry> attempt;  // null: the transfer was not tried
   std::string request_id;
   std::string pair;
   std::string trace_id;
@@ -83,6 +88,7 @@ struct DecisionContext {
   absl::Duration total;
 };
 v1::DecisionEvent ToEvent(const engine::Decision& decision, const DecisionContext& context);
+v1::RouteEvent ToEvent(const RouteChange& change, absl::Time time);
 
 // The trace id of a W3C traceparent header; empty unless it is well-formed.
 std::string TraceIdOf(absl::string_view traceparent);

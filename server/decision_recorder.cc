@@ -1,6 +1,9 @@
 #include "server/decision_recorder.h"
 
 #include <string>
+#include <utility>
+
+#include "server/route_watch.h"
 
 namespace kvbridge::server {
 
@@ -10,6 +13,10 @@ absl::string_view OutcomeLabel(const engine::Decision& decision) {
 
 void DecisionRecorder::Decided(const engine::Decision& decision, const DecisionContext& context) {
   const bool cancelled = decision.reason == guard::Reason::kCancelled;
+  if (context.attempt != nullptr) context.attempt->Ended(ResultOf(decision));
+  if (decision.applied() && decision.shadow_selected) {
+    reports_.Expect(context.request_id, context.pair);
+  }
   metrics::TransferSample sample{.pair = context.pair,
                                  .outcome = std::string(OutcomeLabel(decision)),
                                  .duration = context.total,
@@ -27,7 +34,10 @@ void DecisionRecorder::Decided(const engine::Decision& decision, const DecisionC
   metrics_.TransferEnded(sample);
   metrics_.PayloadMoved("in", context.source_transport, decision.bytes_in);
   metrics_.PayloadMoved("out", context.target_transport, decision.bytes_out);
-  if (!cancelled) events_.Offer(ToEvent(decision, context));
+  if (cancelled) return;
+  v1::WatchEventsResponse event;
+  *event.mutable_event() = ToEvent(decision, context);
+  events_.Offer(std::move(event));
 }
 
 void DecisionRecorder::Malformed(absl::Duration total) {

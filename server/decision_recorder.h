@@ -7,15 +7,16 @@
 #include "core/metrics/server_metrics.h"
 #include "server/convert.h"
 #include "server/event_log.h"
+#include "server/expected_reports.h"
 
 namespace kvbridge::server {
 
 // Thread contract: every method may be called from any thread; none waits for a sink.
 class DecisionRecorder {
  public:
-  // Both are borrowed.
-  DecisionRecorder(metrics::ServerMetrics* metrics, EventLog* events)
-      : metrics_(*metrics), events_(*events) {}
+  // All are borrowed.
+  DecisionRecorder(metrics::ServerMetrics* metrics, EventLog* events, ExpectedReports* reports)
+      : metrics_(*metrics), events_(*events), reports_(*reports) {}
 
   void Decided(const engine::Decision& decision, const DecisionContext& context);
   // A stream that broke the protocol before its header was understood.
@@ -30,6 +31,7 @@ class DecisionRecorder {
  private:
   metrics::ServerMetrics& metrics_;
   EventLog& events_;
+  ExpectedReports& reports_;
 };
 
 // "applied", "fallback_reprefill", "unsupported" or, when the caller went away, "cancelled".

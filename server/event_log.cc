@@ -38,10 +38,16 @@ nlohmann::json EventFields(const v1::DecisionEvent& event) {
   return fields;
 }
 
+nlohmann::json EventFields(const v1::RouteEvent& event) {
+  return {{"schema", event.schema()}, {"event", "kvbridge_route"}, {"pair", event.pair()},
+          {"what", event.what()},     {"from", event.from()},      {"to", event.to()},
+          {"cause", event.cause()},   {"detail", event.detail()}};
+}
+
 EventLog::EventLog(Sink sink, size_t capacity)
     : sink_(std::move(sink)), capacity_(capacity), thread_([this] { Main(); }) {}
 
-void EventLog::Offer(v1::DecisionEvent event) {
+void EventLog::Offer(v1::WatchEventsResponse event) {
   base::MutexLock lock(&mutex_);
   if (stopping_ || queue_.size() >= capacity_) {
     dropped_.fetch_add(1, std::memory_order_relaxed);
@@ -63,7 +69,7 @@ void EventLog::Stop() {
 
 void EventLog::Main() {
   for (;;) {
-    std::deque<v1::DecisionEvent> batch;
+    std::deque<v1::WatchEventsResponse> batch;
     {
       base::MutexLock lock(&mutex_);
       while (!stopping_ && queue_.empty()) wake_.Wait(&mutex_);

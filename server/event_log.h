@@ -1,4 +1,4 @@
-// Decision events on their way out of the transfer's path: a bounded queue and one thread that
+// Events on their way out of the transfer's path: a bounded queue and one thread that
 // hands them to a sink.
 #pragma once
 
@@ -11,18 +11,19 @@
 #include "absl/base/thread_annotations.h"
 
 #include "core/base/mutex.h"
-#include "kvbridge/v1/events.pb.h"
+#include "kvbridge/v1/transfer.pb.h"
 #include "nlohmann/json.hpp"
 
 namespace kvbridge::server {
 
 // The event as the fields of a log line.
 nlohmann::json EventFields(const v1::DecisionEvent& event);
+nlohmann::json EventFields(const v1::RouteEvent& event);
 
 // Thread contract: every method may be called from any thread. Offer never waits for the sink.
 class EventLog {
  public:
-  using Sink = std::function<void(const v1::DecisionEvent&)>;
+  using Sink = std::function<void(const v1::WatchEventsResponse&)>;
 
   // `sink` is called from the log's own thread, one event at a time, in order.
   explicit EventLog(Sink sink, size_t capacity = 8192);
@@ -31,7 +32,7 @@ class EventLog {
   EventLog& operator=(const EventLog&) = delete;
 
   // Drops the new event, and counts it, when the queue is full or stopped.
-  void Offer(v1::DecisionEvent event);
+  void Offer(v1::WatchEventsResponse event);
 
   // Hands out what is queued, then ends the thread. Idempotent.
   void Stop();
@@ -46,7 +47,7 @@ class EventLog {
   std::atomic<uint64_t> dropped_{0};
   base::Mutex mutex_;
   base::CondVar wake_;
-  std::deque<v1::DecisionEvent> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<v1::WatchEventsResponse> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   base::Mutex join_mutex_;
   std::thread thread_ ABSL_GUARDED_BY(join_mutex_);

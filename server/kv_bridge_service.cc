@@ -1,9 +1,9 @@
 #include "server/kv_bridge_service.h"
 
 #include <iterator>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 #include "core/base/status_macros.h"
 #include "core/plan/transfer_plan.h"
@@ -17,11 +17,6 @@ constexpr const char* kService = "kvbridge.v1.KvBridge";
 
 metrics::RpcMethod Method(const char* name) { return {kService, name, "unary"}; }
 
-absl::Status NotServed(absl::string_view call) {
-  return absl::UnimplementedError(absl::StrCat(
-      call, ": expected a call of this version's features (", absl::StrJoin(kFeatures, ", "), ")"));
-}
-
 // However old it is: a plan is advice, and the last rate seen says more than none. Only an estimate
 // that refuses a transfer has to be fresh.
 std::optional<double> PerUnit(const std::optional<engine::Rate>& rate) {
@@ -34,6 +29,7 @@ v1::RouteHealth ToHealth(const RouteSnapshot& route) {
   out.set_route(route.name);
   out.set_stage(ToProto(route.policy.stage));
   out.set_serving(route.serving());
+  out.set_circuit(static_cast<v1::CircuitState>(static_cast<int>(route.watch->circuit()) + 1));
   if (!route.serving()) {
     out.set_detail(route.WhyNot().detail);
     return out;
@@ -154,21 +150,40 @@ grpc::ServerUnaryReactor* KvBridgeService::GetCapabilities(grpc::CallbackServerC
 }
 
 grpc::ServerUnaryReactor* KvBridgeService::ReportQuality(grpc::CallbackServerContext* context,
-                                                         const v1::ReportQualityRequest*,
+                                                         const v1::ReportQualityRequest* request,
                                                          v1::ReportQualityResponse*) {
   const UnaryCall call(deps_.transfers.recorder, deps_.transfers.clock, Method("ReportQuality"),
                        context);
-  return call.Finish(NotServed("ReportQuality"));
+  const absl::Status taken = TakeReport(*request);
+  if (!taken.ok()) {
+    deps_.metrics->operations().QualityRefused(deps_.metrics->Pair(request->route()));
+  }
+  return call.Finish(taken);
+}
+
+absl::Status KvBridgeService::TakeReport(const v1::ReportQualityRequest& request) {
+  const auto number = [](const char* field, double value, double least, double most) {
+    if (value >= least && value <= most) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, ": expected ", least, " to ", most, ", got ", value));
+  };
+  constexpr double kMost = std::numeric_limits<double>::max();
+  KVB_RETURN_IF_ERROR(number("kl_nats", request.kl_nats(), 0, kMost));
+  KVB_RETURN_IF_ERROR(number("top1_agreement", request.top1_agreement(), 0, 1));
+  KVB_RETURN_IF_ERROR(number("nll_delta", request.nll_delta(), -kMost, kMost));
+  KVB_RETURN_IF_ERROR(number("positions", request.positions(), 1, kMost));
+  KVB_RETURN_IF_ERROR(deps_.transfers.routes->Get(request.route()).status());
+  if (!deps_.reports->Take(request.request_id(), request.route())) {
+    return absl::NotFoundError(
+        "request_id: expected a recent transfer that was shadow_selected and not reported yet");
+  }
+  return deps_.transfers.routes->ReportQuality(request.route(), request.artifact_digest(),
+                                               request.kl_nats(), 1 - request.top1_agreement());
 }
 
 grpc::ServerWriteReactor<v1::WatchEventsResponse>* KvBridgeService::WatchEvents(
-    grpc::CallbackServerContext*, const v1::WatchEventsRequest*) {
-  class Refused final : public grpc::ServerWriteReactor<v1::WatchEventsResponse> {
-   public:
-    Refused() { Finish(ToGrpc(NotServed("WatchEvents"))); }
-    void OnDone() override { delete this; }
-  };
-  return new Refused();
+    grpc::CallbackServerContext*, const v1::WatchEventsRequest* request) {
+  return deps_.events->Watch(request->route());
 }
 
 }  // namespace kvbridge::server

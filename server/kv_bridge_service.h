@@ -6,6 +6,8 @@
 
 #include "core/metrics/server_metrics.h"
 #include "kvbridge/v1/transfer.grpc.pb.h"
+#include "server/event_hub.h"
+#include "server/expected_reports.h"
 #include "server/server_state.h"
 #include "server/transfer_session.h"
 
@@ -13,7 +15,8 @@ namespace kvbridge::server {
 
 // Calls and behaviours of kvbridge.v1 that this version serves, beside the ones that every version
 // does. A call that is missing here is answered UNIMPLEMENTED.
-inline constexpr absl::string_view kFeatures[] = {"inline", "shadow", "canary", "append"};
+inline constexpr absl::string_view kFeatures[] = {"inline", "shadow",        "canary",
+                                                  "append", "ReportQuality", "WatchEvents"};
 // With a region plane.
 inline constexpr absl::string_view kRegions = "regions";
 
@@ -33,6 +36,8 @@ class KvBridgeService final : public KvBridgeBase {
     TransferEnv transfers;
     const ServerState* state = nullptr;
     metrics::ServerMetrics* metrics = nullptr;
+    EventHub* events = nullptr;
+    ExpectedReports* reports = nullptr;
     std::string version;
     std::string backend;
     std::string memory_socket;  // empty: no region plane
@@ -59,6 +64,7 @@ class KvBridgeService final : public KvBridgeBase {
       grpc::CallbackServerContext* context, const v1::WatchEventsRequest* request) override;
 
  private:
+  absl::Status TakeReport(const v1::ReportQualityRequest& request);
   absl::Status MakePlan(const v1::PlanRequest& request, v1::PlanResponse* response) const;
 
   const Deps deps_;

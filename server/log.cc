@@ -40,6 +40,10 @@ Log::Options Log::ToStderr(absl::string_view level, absl::string_view format) {
   return options;
 }
 
+void Log::SetLevel(absl::string_view level) {
+  logger_.set_level(spdlog::level::from_str(std::string(level)));
+}
+
 Log::Log(const Options& options, const base::Clock* clock)
     : json_(options.json), clock_(clock), logger_("kvbridged", options.sink) {
   logger_.set_pattern("%v");

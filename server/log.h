@@ -51,6 +51,7 @@ class Log {
   // An information line that is never held back.
   void Event(absl::string_view msg, Fields fields);
 
+  void SetLevel(absl::string_view level);  // as ToStderr
   void Flush() { logger_.flush(); }
 
  private:

@@ -121,10 +121,11 @@ int CheckFiles(const v1::Config& config) {
   return kOk;
 }
 
-int Serve(const LoadedConfig& loaded, const std::string& ports_file) {
+int Serve(const LoadedConfig& loaded, const Server::ConfigSource& source,
+          const std::string& ports_file) {
   const base::SystemClock clock;
   Log log(Log::ToStderr(loaded.config.log().level(), loaded.config.log().format()), &clock);
-  auto server = Server::Create(loaded, &log);
+  auto server = Server::Create(loaded, &log, source);
   if (!server.ok()) return Fail(server.status(), kCannotServe);
   TakeGrpcLog(&log, [&server] { (*server)->HandshakeFailed(); });
   const absl::Cleanup drop_log = [] { DropGrpcLog(); };
@@ -182,7 +183,8 @@ int Main(int argc, char** argv) {
     return kOk;
   }
   if (line.check_config) return CheckFiles(loaded->config);
-  return Serve(*loaded, line.ports_file);
+  const Server::ConfigSource source{line.config_file, [&] { return ReadConfig(app, line); }};
+  return Serve(*loaded, source, line.ports_file);
 }
 
 }  // namespace

@@ -30,6 +30,10 @@ MemorySession::MemorySession(const Env& env, grpc::CallbackServerContext* contex
     : env_(env), context_(context), started_(env.clock->Now()) {}
 
 absl::Status MemorySession::Begin() {
+  if (absl::Status own = CheckStated(*context_, "tenant", request_.tenant(), env_.recorder);
+      !own.ok()) {
+    return own;
+  }
   tenant_ = TenantOf(*context_, request_.tenant());
   auto id = env_.registry->OpenSession(tenant_);
   if (!id.ok()) return id.status();

@@ -19,6 +19,8 @@ using guard::Reason;
 using guard::Refusal;
 
 constexpr uint64_t kMaxModelConfigBytes = base::kMiB;
+// Of a route that was live and is no longer trusted: enough reports to go on judging it by.
+constexpr double kStepBackShare = 0.5;
 
 absl::string_view LoadResult(const absl::Status& status) {
   if (status.ok()) return "ok";
@@ -52,6 +54,15 @@ absl::StatusOr<store::LoadRequest> ToLoadRequest(const v1::RouteConfig& config,
   return request;
 }
 
+bool SameArtifact(const v1::RouteConfig& a, const v1::RouteConfig& b) {
+  return a.artifact() == b.artifact() && a.source_config() == b.source_config() &&
+         a.target_config() == b.target_config() && a.precision() == b.precision();
+}
+
+bool SameStage(const v1::RouteConfig& a, const v1::RouteConfig& b) {
+  return a.stage() == b.stage() && a.canary_share() == b.canary_share();
+}
+
 bool SameModel(const model::ModelSpec& a, const model::ModelSpec& b) {
   return a.identity.model_id == b.identity.model_id && a.identity.revision == b.identity.revision;
 }
@@ -68,28 +79,79 @@ guard::Refusal RouteSnapshot::WhyNot() const {
 }
 
 RouteTable::RouteTable(const v1::Config& config, Deps deps) : deps_(std::move(deps)) {
+  base::MutexLock lock(&mutex_);
   for (const v1::RouteConfig& route : config.routes()) {
-    routes_.emplace(route.name(), Route{route, ToPolicy(route)});
-    if (route.allow_unproven()) deps_.metrics->UnprovenAllowed(route.name());
+    routes_.emplace(route.name(), MakeRoute(route));
   }
 }
 
+RouteTable::Route RouteTable::MakeRoute(const v1::RouteConfig& config) {
+  deps_.metrics->AddPair(config.name());
+  if (config.allow_unproven()) deps_.metrics->UnprovenAllowed(config.name(), true);
+  return {std::make_shared<const v1::RouteConfig>(config), ToPolicy(config),
+          std::make_shared<RouteWatch>(
+              config.name(), config,
+              RouteWatch::Deps{&deps_.metrics->operations(), deps_.clock, deps_.changed})};
+}
+
+std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
+  std::vector<std::string> to_load;
+  std::map<std::string, Route, std::less<>> next;
+  std::map<std::string, Route, std::less<>> gone;
+  {
+    base::MutexLock lock(&mutex_);
+    gone = routes_;
+  }
+  for (const v1::RouteConfig& route : config.routes()) {
+    const auto before = gone.extract(route.name());
+    if (before.empty()) {
+      next.emplace(route.name(), MakeRoute(route));
+      to_load.push_back(route.name());
+      continue;
+    }
+    const Route& old = before.mapped();
+    if (!SameArtifact(*old.config, route)) to_load.push_back(route.name());
+    Route& taken = next.emplace(route.name(), old).first->second;
+    taken.config = std::make_shared<const v1::RouteConfig>(route);
+    taken.policy = ToPolicy(route);
+    if (SameStage(*old.config, route)) {
+      taken.policy.stage = old.policy.stage;
+      taken.policy.canary_share = old.policy.canary_share;
+    }
+    taken.watch->Configure(route);
+    deps_.metrics->UnprovenAllowed(route.name(), route.allow_unproven());
+  }
+  {
+    base::MutexLock lock(&mutex_);
+    routes_.swap(next);
+  }
+  for (const auto& [name, route] : gone) {
+    if (deps_.store->Unload(name).ok()) deps_.metrics->ArtifactGone(name);
+    deps_.metrics->UnprovenAllowed(name, false);
+    deps_.log->Info("route is gone", {{"pair", name}});
+  }
+  Changed();
+  return to_load;
+}
+
 std::vector<std::string> RouteTable::names() const {
+  base::MutexLock lock(&mutex_);
   std::vector<std::string> names;
   for (const auto& [name, route] : routes_) names.push_back(name);
   return names;
 }
 
-absl::StatusOr<const RouteTable::Route*> RouteTable::Find(absl::string_view name) const {
+absl::StatusOr<RouteTable::Route> RouteTable::Find(absl::string_view name) const {
+  base::MutexLock lock(&mutex_);
   const auto it = routes_.find(std::string(name));
-  if (it != routes_.end()) return &it->second;
+  if (it != routes_.end()) return it->second;
   return absl::NotFoundError(
       absl::StrCat("route: expected a configured name, got \"", name.substr(0, 80), "\""));
 }
 
 RouteSnapshot RouteTable::Snapshot(const Route& route,
                                    const std::vector<store::PairStatus>& pairs) const {
-  RouteSnapshot now{.name = route.config.name(), .policy = route.policy};
+  RouteSnapshot now{.name = route.config->name(), .policy = route.policy, .watch = route.watch};
   for (const store::PairStatus& pair : pairs) {
     if (pair.pair != now.name) continue;
     now.loaded = pair.loaded;
@@ -99,10 +161,8 @@ RouteSnapshot RouteTable::Snapshot(const Route& route,
 }
 
 absl::StatusOr<RouteSnapshot> RouteTable::Get(absl::string_view name) const {
-  KVB_ASSIGN_OR_RETURN(const Route* route, Find(name));
-  const std::vector<store::PairStatus> pairs = deps_.store->List();
-  base::MutexLock lock(&mutex_);
-  return Snapshot(*route, pairs);
+  KVB_ASSIGN_OR_RETURN(const Route route, Find(name));
+  return Snapshot(route, deps_.store->List());
 }
 
 std::vector<RouteSnapshot> RouteTable::All() const {
@@ -117,50 +177,64 @@ RouteTable::Choice RouteTable::Choose(const guard::TransferSpec& spec) const {
   if (!spec.route.empty()) {
     const auto route = Get(spec.route);
     if (!route.ok()) {
-      return {"", {}, guard::Fallback(Reason::kInvalidRequest, route.status().message())};
+      return {"", {}, guard::Fallback(Reason::kInvalidRequest, route.status().message()), nullptr};
     }
-    if (route->serving()) return {route->name, route->policy, route->pin()};
-    return {route->name, route->policy, route->WhyNot()};
+    return Try(*route);
   }
   for (const RouteSnapshot& route : All()) {
     if (!route.serving()) continue;
     const mapper::Mapper& mapper = route.loaded->mapper();
     if (SameModel(mapper.source, spec.source) && SameModel(mapper.target, spec.target)) {
-      return {route.name, route.policy, route.pin()};
+      return Try(route);
     }
   }
   return {"",
           {},
           Refusal{Outcome::kUnsupported, Reason::kArtifactUnavailable,
-                  "source, target: no route serves this pair of models"}};
+                  "source, target: no route serves this pair of models"},
+          nullptr};
+}
+
+RouteTable::Choice RouteTable::Try(const RouteSnapshot& route) const {
+  if (!route.serving()) return {route.name, route.policy, route.WhyNot(), nullptr};
+  // One that is off tries nothing.
+  if (!route.enabled()) return {route.name, route.policy, route.pin(), nullptr};
+  if (!route.watch->Admit()) {
+    return {route.name, route.policy,
+            guard::Fallback(Reason::kRouteDisabled,
+                            absl::StrCat("route ", route.name, ": its circuit is open")),
+            nullptr};
+  }
+  return {route.name, route.policy, route.pin(), std::make_shared<RouteTry>(route.watch)};
 }
 
 absl::Status RouteTable::Load(absl::string_view name, absl::string_view path) {
-  KVB_ASSIGN_OR_RETURN(const Route* route, Find(name));
+  KVB_ASSIGN_OR_RETURN(const Route route, Find(name));
   const absl::Time start = deps_.clock->Now();
-  auto request = ToLoadRequest(route->config, path);
-  auto loaded = request.ok() ? deps_.store->Load(route->config.name(), *request)
+  auto request = ToLoadRequest(*route.config, path);
+  auto loaded = request.ok() ? deps_.store->Load(route.config->name(), *request)
                              : absl::StatusOr<store::PinnedMapper>(request.status());
   deps_.metrics->ArtifactLoad(name, LoadResult(loaded.status()), deps_.clock->Now() - start);
   if (loaded.ok()) {
-    Report(*route, **loaded);
+    Report(route, **loaded);
     // Only estimates need it: a transfer that fails where this does says so itself.
     const absl::Status measured = deps_.engine->MeasureRate(*(*loaded)->resident);
     if (!measured.ok()) {
       deps_.log->Warn("the map's rate was not measured",
-                      {{"pair", route->config.name()}, {"error", std::string(measured.message())}});
+                      {{"pair", route.config->name()}, {"error", std::string(measured.message())}});
     }
   } else {
     deps_.log->Error(
         "artifact was not loaded",
-        {{"pair", route->config.name()}, {"error", std::string(loaded.status().message())}});
+        {{"pair", route.config->name()}, {"error", std::string(loaded.status().message())}});
   }
   Changed();
   return loaded.status();
 }
 
 void RouteTable::Report(const Route& route, const store::LoadedMapper& loaded) const {
-  const std::string& name = route.config.name();
+  const std::string& name = route.config->name();
+  route.watch->Judge(loaded.provenance, route.policy.native_tail);
   const mapper::Mapper& mapper = loaded.mapper();
   const std::string artifact = mapper.digest.substr(0, 12);
   const artifact::Verdict verdict = loaded.provenance.verdict();
@@ -176,19 +250,19 @@ void RouteTable::Report(const Route& route, const store::LoadedMapper& loaded) c
                                            {"verdict", std::string(artifact::Name(verdict))},
                                            {"bytes", loaded.resident->resident_bytes()},
                                            {"seconds", absl::ToDoubleSeconds(loaded.load_time)}});
-  if (verdict != artifact::Verdict::kPass && route.config.allow_unproven()) {
+  if (verdict != artifact::Verdict::kPass && route.config->allow_unproven()) {
     deps_.log->Warn("route serves an artifact without passing evidence", {{"pair", name}});
   }
-  if (Get(name)->lacks_evidence()) {
+  if (const auto now = Get(name); now.ok() && now->lacks_evidence()) {
     deps_.log->Warn(std::string(kNeverApplies), {{"pair", name}});
   }
 }
 
 absl::Status RouteTable::Unload(absl::string_view name) {
-  KVB_ASSIGN_OR_RETURN(const Route* route, Find(name));
+  KVB_ASSIGN_OR_RETURN(const Route route, Find(name));
   KVB_RETURN_IF_ERROR(deps_.store->Unload(name));
   deps_.metrics->ArtifactGone(name);
-  deps_.log->Info("artifact was unloaded", {{"pair", route->config.name()}});
+  deps_.log->Info("artifact was unloaded", {{"pair", route.config->name()}});
   Changed();
   return absl::OkStatus();
 }
@@ -207,15 +281,64 @@ absl::StatusOr<guard::RouteStage> RouteTable::SetStage(absl::string_view name,
   policy.stage = stage;
   policy.canary_share = canary_share;
   KVB_RETURN_IF_ERROR(guard::Validate(policy));
-  {
-    base::MutexLock lock(&mutex_);
-    routes_.find(now.name)->second.policy = policy;
-  }
-  deps_.log->Info("route changed its stage", {{"pair", now.name},
-                                              {"from", std::string(guard::Name(now.policy.stage))},
-                                              {"to", std::string(guard::Name(stage))}});
+  KVB_RETURN_IF_ERROR(SetPolicy(now.name, policy));
+  deps_.changed({.pair = now.name,
+                 .what = "stage",
+                 .from = std::string(guard::Name(now.policy.stage)),
+                 .to = std::string(guard::Name(stage)),
+                 .cause = "operator",
+                 .detail = ""});
   Changed();
   return now.policy.stage;
+}
+
+absl::Status RouteTable::SetPolicy(const std::string& name, const guard::RoutePolicy& policy) {
+  base::MutexLock lock(&mutex_);
+  const auto it = routes_.find(name);
+  if (it == routes_.end()) return absl::NotFoundError("route: it is no longer configured");
+  it->second.policy = policy;
+  return absl::OkStatus();
+}
+
+absl::Status RouteTable::OverrideCircuit(absl::string_view name, guard::CircuitOverride override) {
+  KVB_ASSIGN_OR_RETURN(const Route route, Find(name));
+  route.watch->Override(override);
+  return absl::OkStatus();
+}
+
+absl::Status RouteTable::ReportQuality(absl::string_view name, absl::string_view artifact_digest,
+                                       double kl_nats, double disagreement) {
+  KVB_ASSIGN_OR_RETURN(const RouteSnapshot route, Get(name));
+  if (!route.serving() || route.loaded->mapper().digest != artifact_digest) {
+    return absl::FailedPreconditionError(
+        "artifact_digest: expected the artifact that is in use, got another");
+  }
+  if (route.watch->Report(kl_nats, disagreement)) StepBack(route);
+  return absl::OkStatus();
+}
+
+void RouteTable::StepBack(const RouteSnapshot& route) {
+  guard::RoutePolicy policy = route.policy;
+  switch (policy.stage) {
+    case guard::RouteStage::kLive:
+      policy.stage = guard::RouteStage::kCanary;
+      policy.canary_share = kStepBackShare;
+      break;
+    case guard::RouteStage::kCanary:
+      policy.stage = guard::RouteStage::kShadow;
+      break;
+    default:
+      return;
+  }
+  if (!SetPolicy(route.name, policy).ok()) return;
+  deps_.metrics->operations().SteppedBack(route.name);
+  deps_.changed({.pair = route.name,
+                 .what = "stage",
+                 .from = std::string(guard::Name(route.policy.stage)),
+                 .to = std::string(guard::Name(policy.stage)),
+                 .cause = "quality",
+                 .detail = "reports of quality are worse than the artifact's evidence"});
+  Changed();
 }
 
 void RouteTable::Changed() const {

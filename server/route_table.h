@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "core/store/mapper_store.h"
 #include "kvbridge/v1/config.pb.h"
 #include "server/log.h"
+#include "server/route_watch.h"
 
 namespace kvbridge::server {
 
@@ -31,6 +33,7 @@ namespace kvbridge::server {
 struct RouteSnapshot {
   std::string name;
   guard::RoutePolicy policy;
+  std::shared_ptr<RouteWatch> watch;
   store::PinnedMapper loaded;  // null: no artifact is in use
   absl::Status last_error;     // of the last load
 
@@ -52,7 +55,7 @@ struct RouteSnapshot {
 };
 
 // Thread contract: every method may be called from any thread. Load blocks its caller only; loads
-// of one route are serialised. Routes are neither added nor removed.
+// of one route are serialised.
 class RouteTable {
  public:
   // Of a route that lacks evidence.
@@ -64,12 +67,20 @@ class RouteTable {
     metrics::ServerMetrics* metrics = nullptr;
     Log* log = nullptr;
     const base::Clock* clock = nullptr;
+    // Called, without a lock, when a stage or a circuit changed.
+    std::function<void(const RouteChange&)> changed;
   };
 
   RouteTable(const v1::Config& config, Deps deps);
 
-  // Called, without a lock, after a route began or ceased to serve or changed its stage.
+  // Called, without a lock, after a route came, went, began or ceased to serve, or changed its
+  // stage.
   void OnChange(std::function<void()> callback) { on_change_ = std::move(callback); }
+
+  // Takes the routes of another configuration, all at once. A stage that was changed at run time
+  // stays, unless the configured one changed. Answers the routes whose artifact is to be loaded;
+  // until then they serve what they served.
+  std::vector<std::string> Apply(const v1::Config& config);
 
   std::vector<std::string> names() const;
   // NOT_FOUND names the route.
@@ -81,6 +92,8 @@ class RouteTable {
     std::string route;  // empty: none
     guard::RoutePolicy policy;
     std::variant<engine::ArtifactPin, guard::Refusal> pin;
+    // Set with an artifact: tells the route's circuit how the transfer ended.
+    std::shared_ptr<RouteTry> attempt;
   };
   Choice Choose(const guard::TransferSpec& spec) const;
 
@@ -93,23 +106,36 @@ class RouteTable {
   // route does not allow that. Answers the stage before.
   absl::StatusOr<guard::RouteStage> SetStage(absl::string_view name, guard::RouteStage stage,
                                              double canary_share);
+  // What an operator says to the route's circuit breaker.
+  absl::Status OverrideCircuit(absl::string_view name, guard::CircuitOverride override);
+
+  // One report of quality by a caller who prefilled as well. A route that has become worse than its
+  // evidence goes back one stage, from live to canary (half of all requests) or from canary to
+  // shadow. FAILED_PRECONDITION when another artifact is in use by now.
+  absl::Status ReportQuality(absl::string_view name, absl::string_view artifact_digest,
+                             double kl_nats, double disagreement);
 
  private:
   struct Route {
-    v1::RouteConfig config;     // immutable
-    guard::RoutePolicy policy;  // guarded by mutex_
+    std::shared_ptr<const v1::RouteConfig> config;
+    guard::RoutePolicy policy;
+    std::shared_ptr<RouteWatch> watch;
   };
 
-  absl::StatusOr<const Route*> Find(absl::string_view name) const;
-  RouteSnapshot Snapshot(const Route& route, const std::vector<store::PairStatus>& pairs) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Route MakeRoute(const v1::RouteConfig& config);
+  absl::StatusOr<Route> Find(absl::string_view name) const;
+  Choice Try(const RouteSnapshot& route) const;
+  void StepBack(const RouteSnapshot& route);
+  // NOT_FOUND when it went meanwhile.
+  absl::Status SetPolicy(const std::string& name, const guard::RoutePolicy& policy);
+  RouteSnapshot Snapshot(const Route& route, const std::vector<store::PairStatus>& pairs) const;
   void Report(const Route& route, const store::LoadedMapper& loaded) const;
   void Changed() const;
 
   const Deps deps_;
   std::function<void()> on_change_;
   mutable base::Mutex mutex_;
-  std::map<std::string, Route, std::less<>> routes_;  // the map itself is immutable
+  std::map<std::string, Route, std::less<>> routes_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvbridge::server

@@ -14,12 +14,13 @@
 #include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
-#include "nlohmann/json.hpp"
 #include "proto/kvbridge/v1/chunk_codec.h"
 #include "server/address.h"
+#include "server/config_change.h"
 #include "server/convert.h"
 #include "server/convert_memory.h"
 #include "server/guarded_port.h"
+#include "server/pages.h"
 #include "server/version.h"
 
 namespace kvbridge::server {
@@ -145,6 +146,11 @@ absl::Status CannotBind(absl::string_view setting, absl::string_view address) {
                                              ": it is already in use, or is not this host's"));
 }
 
+std::vector<std::string> Named(const std::string& file) {
+  if (file.empty()) return {};
+  return {file};
+}
+
 // gRPC binds in order, sets the ports of those that it bound, and keeps the system's error to
 // itself.
 absl::Status CannotBind(const v1::ListenConfig& listen, const std::vector<int>& ports) {
@@ -165,6 +171,7 @@ void EnablePlugins(bool reflection) {
 }  // namespace
 
 struct Server::Parts {
+  std::shared_ptr<TenantShares> tenants;
   std::unique_ptr<base::WorkerPool> workers;
   std::shared_ptr<kv::BufferPool> buffers;
   std::unique_ptr<device::Backend> backend;
@@ -172,12 +179,15 @@ struct Server::Parts {
   std::unique_ptr<Tls> tls;
   std::unique_ptr<memory::MemoryRegistry> memory;
   Grants grants;
+  ConfigSource source;
 };
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loaded, Log* log) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loaded, Log* log,
+                                                       ConfigSource source) {
   static const base::SystemClock* const clock = new base::SystemClock();
   const v1::Config& config = loaded.config;
   Parts parts;
+  parts.tenants = std::make_shared<TenantShares>(config);
   KVB_ASSIGN_OR_RETURN(parts.workers,
                        base::WorkerPool::Create({.threads = config.engine().threads()}));
   parts.buffers =
@@ -190,7 +200,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loade
       engine::TransferEngine::Create(
           {.tile_tokens = config.engine().tile_tokens(),
            .tiles_in_flight = config.limits().tiles_in_flight(),
-           .limits = ToLimits(config.limits())},
+           .limits = ToLimits(config.limits()),
+           .tenant_weight = [tenants = parts.tenants](
+                                absl::string_view name) { return tenants->WeightOf(name); }},
           {.pool = parts.workers.get(), .backend = parts.backend.get(), .clock = clock}));
   if (!config.listen().tls().cert_file().empty()) {
     KVB_ASSIGN_OR_RETURN(parts.tls, Tls::Create(config.listen().tls()));
@@ -199,6 +211,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loade
     KVB_ASSIGN_OR_RETURN(parts.memory,
                          memory::MemoryRegistry::Create(ToRegistryOptions(config), clock));
   }
+  parts.source = std::move(source);
   KVB_ASSIGN_OR_RETURN(parts.grants, ReadGrants(config.auth()));
   for (const std::string& warning : parts.grants.warnings) log->Warn(warning);
   return std::unique_ptr<Server>(new Server(loaded, log, std::move(parts)));
@@ -207,8 +220,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loade
 Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
     : loaded_(loaded),
       config_(loaded_.config),
+      source_(std::move(parts.source)),
       log_(*log),
       backend_name_(parts.backend->name()),
+      tenants_(std::move(parts.tenants)),
       workers_(std::move(parts.workers)),
       buffers_(std::move(parts.buffers)),
       backend_(std::move(parts.backend)),
@@ -220,13 +235,20 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
         options.saturation = [this] { return Saturation(); };
         return options;
       }()),
-      events_([this](const v1::DecisionEvent& event) {
-        log_.Event("decision", EventFields(event));
-        metrics_.EventWritten("log");
-      }),
-      recorder_(&metrics_, &events_),
+      events_([this](const v1::WatchEventsResponse& event) { Emit(event); }),
+      recorder_(&metrics_, &events_, &reports_),
       store_(backend_.get(), workers_.get(), &clock_),
-      routes_(config_, {&store_, engine_.get(), &metrics_, log, &clock_}),
+      routes_(config_, {.store = &store_,
+                        .engine = engine_.get(),
+                        .metrics = &metrics_,
+                        .log = log,
+                        .clock = &clock_,
+                        .changed =
+                            [this](const RouteChange& change) {
+                              v1::WatchEventsResponse event;
+                              *event.mutable_route_event() = ToEvent(change, clock_.Now());
+                              events_.Offer(std::move(event));
+                            }}),
       state_(&routes_, &metrics_, log),
       kv_bridge_({.transfers = {.routes = &routes_,
                                 .engine = engine_.get(),
@@ -238,6 +260,8 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
                                 .idle_timeout = ToDuration(config_.limits().idle_timeout())},
                   .state = &state_,
                   .metrics = &metrics_,
+                  .events = &hub_,
+                  .reports = &reports_,
                   .version = kVersion,
                   .backend = backend_name_,
                   .memory_socket = config_.memory().socket()}),
@@ -252,6 +276,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
                        .clock = &clock_}),
       tls_(std::move(parts.tls)),
       authorizer_(std::move(parts.grants), &metrics_.operations()),
+      running_(std::make_shared<const LoadedConfig>(loaded)),
       watch_(WatchedFiles()) {
   metrics_.operations().ConfigRead(clock_.Now());
   ReportTls();
@@ -344,23 +369,38 @@ absl::Status Server::StartSideSocket() {
 absl::Status Server::StartAdmin() {
   if (config_.listen().admin() == "off") return absl::OkStatus();
   KVB_ASSIGN_OR_RETURN(const Address address, Address::Parse(config_.listen().admin()));
-  KVB_ASSIGN_OR_RETURN(http_, AdminHttp::Start(address.host, address.port,
-                                               {.metrics = [this] { return metrics_.Scrape(); },
-                                                .live = [this] { return liveness_.Check(); },
-                                                .ready = [this] { return state_.ready(); },
-                                                .version = [this] { return VersionJson(); },
-                                                .config = [this] { return PrintJson(loaded_); }}));
+  KVB_ASSIGN_OR_RETURN(http_,
+                       AdminHttp::Start(address.host, address.port,
+                                        {.metrics = [this] { return metrics_.Scrape(); },
+                                         .live = [this] { return liveness_.Check(); },
+                                         .ready = [this] { return state_.ready(); },
+                                         .version = [this] { return VersionPage(backend_name_); },
+                                         .config = [this] { return PrintJson(*running()); },
+                                         .artifacts = [this] { return ArtifactsPage(routes_); },
+                                         .events = [this] { return EventsPage(hub_.Recent()); }}));
   admin_address_ = absl::StrCat(address.host, ":", http_->port());
   return absl::OkStatus();
 }
 
+void Server::LoadLater(const std::string& route) {
+  (void)tasks_.Post([this, route] {
+    if (!draining_.load()) (void)routes_.Load(route, "");
+  });
+}
+
 void Server::LoadArtifacts() {
-  for (const std::string& name : routes_.names()) {
-    (void)tasks_.Post([this, name] {
-      if (!draining_.load()) (void)routes_.Load(name, "");
-    });
-  }
+  for (const std::string& name : routes_.names()) LoadLater(name);
   (void)tasks_.Post([this] { state_.Started(); });
+}
+
+void Server::Emit(const v1::WatchEventsResponse& event) {
+  if (event.has_event()) {
+    log_.Event("decision", EventFields(event.event()));
+  } else {
+    log_.Event("route", EventFields(event.route_event()));
+  }
+  metrics_.EventWritten("log");
+  hub_.Publish(event);
 }
 
 // --- certificates and tokens
@@ -373,10 +413,13 @@ std::vector<Watched> Server::WatchedFiles() {
                        .interval = ToDuration(tls.refresh_interval()),
                        .on_change = [this] { ReloadTls(); }});
   }
-  if (const std::string& tokens = config_.auth().tokens_file(); !tokens.empty()) {
-    watched.push_back({.files = [&tokens] { return std::vector<std::string>{tokens}; },
+  watched.push_back({.files = [this] { return Named(running()->config.auth().tokens_file()); },
+                     .interval = kFilePoll,
+                     .on_change = [this] { ReloadGrants(); }});
+  if (source_.read != nullptr) {
+    watched.push_back({.files = [this] { return Named(source_.file); },
                        .interval = kFilePoll,
-                       .on_change = [this] { ReloadGrants(); }});
+                       .on_change = [this] { ReloadConfig(); }});
   }
   return watched;
 }
@@ -395,14 +438,15 @@ void Server::ReloadTls() {
 }
 
 void Server::ReloadGrants() {
-  auto grants = ReadGrants(config_.auth());
-  if (!grants.ok()) {
-    log_.Error("the tokens in use are kept", {{"error", std::string(grants.status().message())}});
-    return;
-  }
-  for (const std::string& warning : grants->warnings) log_.Warn(warning);
-  log_.Info("tokens were read", {{"tokens", grants->tokens.size()}});
-  authorizer_.Replace(*std::move(grants));
+  auto grants = ReadGrants(running()->config.auth());
+  if (grants.ok()) return TakeGrants(*std::move(grants));
+  log_.Error("the tokens in use are kept", {{"error", std::string(grants.status().message())}});
+}
+
+void Server::TakeGrants(Grants grants) {
+  for (const std::string& warning : grants.warnings) log_.Warn(warning);
+  log_.Info("grants were read", {{"tokens", grants.tokens.size()}, {"names", grants.names.size()}});
+  authorizer_.Replace(std::move(grants));
 }
 
 void Server::ReportTls() {
@@ -415,20 +459,49 @@ void Server::ReportTls() {
   for (const std::string& warning : TlsWarnings(material, clock_.Now())) log_.Warn(warning);
 }
 
-metrics::Saturation Server::Saturation() const {
-  return {.inflight_transfers = engine_->admission().inflight_transfers(),
-          .queue_depth = static_cast<int64_t>(workers_->queued_jobs()),
-          .memory_used_bytes = engine_->admission().inflight_bytes(),
-          .shm_used_bytes = memory_ == nullptr ? 0 : memory_->use().mapped_bytes,
-          .events_dropped = events_.dropped()};
+// --- configuration
+
+std::shared_ptr<const LoadedConfig> Server::running() {
+  base::MutexLock lock(&running_mutex_);
+  return running_;
 }
 
-std::string Server::VersionJson() const {
-  const nlohmann::json version = {{"version", kVersion},
-                                  {"revision", kRevision},
-                                  {"compiler", kCompiler},
-                                  {"backend", backend_name_}};
-  return version.dump() + "\n";
+void Server::ReloadConfig() {
+  const absl::Status taken = TakeConfig();
+  if (taken.ok()) return metrics_.operations().ConfigReloaded(clock_.Now());
+  metrics_.operations().ConfigRefused();
+  log_.Error("the configuration in use is kept", {{"error", std::string(taken.message())}});
+}
+
+// Nothing changes before all of it has been read and checked.
+absl::Status Server::TakeConfig() {
+  KVB_ASSIGN_OR_RETURN(const LoadedConfig next, source_.read());
+  KVB_ASSIGN_OR_RETURN(Grants grants, ReadGrants(next.config.auth()));
+  ConfigChange change = TakeWhatCanChange(*running(), next);
+  const v1::Config& config = change.effective.config;
+  log_.SetLevel(config.log().level());
+  TakeGrants(std::move(grants));
+  tenants_->Apply(config);
+  const std::vector<std::string> loading = routes_.Apply(config);
+  for (const std::string& route : loading) LoadLater(route);
+  log_.Info("the configuration was read", {{"routes", config.routes_size()}, {"loading", loading}});
+  if (!change.need_restart.empty()) {
+    log_.Warn("settings that need a restart stay as they were",
+              {{"settings", change.need_restart}});
+  }
+  base::MutexLock lock(&running_mutex_);
+  running_ = std::make_shared<const LoadedConfig>(std::move(change.effective));
+  return absl::OkStatus();
+}
+
+metrics::Saturation Server::Saturation() const {
+  return {.inflight_transfers = engine_->admission().inflight_transfers(),
+          .queue_depth = static_cast<int64_t>(engine_->queued_units()),
+          .memory_used_bytes = engine_->admission().inflight_bytes(),
+          .shm_used_bytes = memory_ == nullptr ? 0 : memory_->use().mapped_bytes,
+          .events_dropped = events_.dropped(),
+          .watch_events_dropped = hub_.dropped(),
+          .watch_events_sent = hub_.sent()};
 }
 
 // --- stopping
@@ -467,6 +540,7 @@ void Server::Drain() {
   WaitForTransfers(clock_.Now() + kRefusalWindow, deadline);
   memory_service_.EndSessions();
   const absl::Time last = std::min(deadline, clock_.Now() + kIdleGrace);
+  hub_.Close();
   for (grpc::Server* server : {grpc_.get(), health_.get()}) {
     if (server != nullptr) server->Shutdown(absl::ToChronoTime(last));
   }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +35,9 @@
 #include "server/auth.h"
 #include "server/config.h"
 #include "server/decision_recorder.h"
+#include "server/event_hub.h"
 #include "server/event_log.h"
+#include "server/expected_reports.h"
 #include "server/file_watch.h"
 #include "server/kv_bridge_service.h"
 #include "server/liveness.h"
@@ -43,6 +46,7 @@
 #include "server/route_table.h"
 #include "server/server_state.h"
 #include "server/task_thread.h"
+#include "server/tenant_shares.h"
 #include "server/tls.h"
 
 namespace kvbridge::server {
@@ -50,7 +54,14 @@ namespace kvbridge::server {
 // Thread contract: Create, Start and Wait by one thread, the rest by any.
 class Server {
  public:
-  static absl::StatusOr<std::unique_ptr<Server>> Create(const LoadedConfig& loaded, Log* log);
+  // Where the configuration came from, to read it again.
+  struct ConfigSource {
+    std::string file;  // watched; empty = none
+    std::function<absl::StatusOr<LoadedConfig>()> read;
+  };
+  // Without a source the configuration stays as it is.
+  static absl::StatusOr<std::unique_ptr<Server>> Create(const LoadedConfig& loaded, Log* log,
+                                                        ConfigSource source = {});
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -68,8 +79,9 @@ class Server {
   // Whether the workers still get anywhere.
   bool alive() { return liveness_.Check().ok; }
 
-  // Reads certificates and tokens again. What does not pass its checks changes nothing, is logged
-  // and counted.
+  // Reads configuration, certificates and tokens again, soon. What does not pass its checks changes
+  // nothing, is logged and
+  // counted.
   void Reload();
 
   // A client and a TLS listener did not come to terms.
@@ -90,6 +102,7 @@ class Server {
  private:
   struct Parts;  // what can fail to be made
   Server(const LoadedConfig& loaded, Log* log, Parts parts);
+  void Emit(const v1::WatchEventsResponse& event);
 
   absl::Status StartGrpc();
   absl::Status StartHealth();
@@ -98,6 +111,11 @@ class Server {
   void ReloadTls();
   void ReportTls();
   void ReloadGrants();
+  void ReloadConfig();
+  absl::Status TakeConfig();
+  void TakeGrants(Grants grants);
+  std::shared_ptr<const LoadedConfig> running();
+  void LoadLater(const std::string& route);
   absl::Status StartAdmin();
   void LoadArtifacts();
   void Drain();
@@ -105,15 +123,16 @@ class Server {
   // Not before `earliest`, not after `latest`.
   void WaitForTransfers(absl::Time earliest, absl::Time latest);
   metrics::Saturation Saturation() const;
-  std::string VersionJson() const;
 
-  const LoadedConfig loaded_;
-  const v1::Config& config_;
+  const LoadedConfig loaded_;  // as it started
+  const v1::Config& config_;   // what it needs a restart for is read here
+  const ConfigSource source_;
   Log& log_;
   const base::SystemClock clock_;
   const std::string backend_name_;
 
   // In order of construction: each uses only what stands above it.
+  const std::shared_ptr<TenantShares> tenants_;
   const std::unique_ptr<base::WorkerPool> workers_;
   const std::shared_ptr<kv::BufferPool> buffers_;
   const std::unique_ptr<device::Backend> backend_;
@@ -121,6 +140,8 @@ class Server {
   const std::unique_ptr<memory::MemoryRegistry> memory_;  // null: no region plane
   Liveness liveness_;
   metrics::ServerMetrics metrics_;
+  EventHub hub_;
+  ExpectedReports reports_;
   EventLog events_;
   DecisionRecorder recorder_;
   store::MapperStore store_;
@@ -148,6 +169,9 @@ class Server {
   int drain_requests_ ABSL_GUARDED_BY(drain_mutex_) = 0;
   bool skip_delay_ ABSL_GUARDED_BY(drain_mutex_) = false;
   bool stopped_ = false;
+
+  base::Mutex running_mutex_;
+  std::shared_ptr<const LoadedConfig> running_ ABSL_GUARDED_BY(running_mutex_);
 
   FileWatch watch_;  // calls back while it lives
 };

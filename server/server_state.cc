@@ -14,6 +14,10 @@ std::string Word(v1::ServerState state) {
   return absl::AsciiStrToLower(absl::StripPrefix(v1::ServerState_Name(state), "SERVER_STATE_"));
 }
 
+std::string ServiceOf(const RouteSnapshot& route) {
+  return absl::StrCat("kvbridge.route/", route.name);
+}
+
 bool Lacking(const RouteSnapshot& route) { return route.enabled() && !route.serving(); }
 
 }  // namespace
@@ -68,13 +72,21 @@ void ServerState::Publish(const std::vector<RouteSnapshot>& routes) {
     state_ = state;
   }
   for (grpc::HealthCheckServiceInterface* health : health_) Tell(health, routes);
+  told_.clear();
+  for (const RouteSnapshot& route : routes) told_.push_back(ServiceOf(route));
 }
 
 void ServerState::Tell(grpc::HealthCheckServiceInterface* health,
                        const std::vector<RouteSnapshot>& routes) const {
   const bool up = !draining_;
+  for (const std::string& service : told_) {
+    const bool stays = std::any_of(routes.begin(), routes.end(), [&](const RouteSnapshot& route) {
+      return ServiceOf(route) == service;
+    });
+    if (!stays) health->SetServingStatus(service, false);
+  }
   for (const RouteSnapshot& route : routes) {
-    health->SetServingStatus(absl::StrCat("kvbridge.route/", route.name), up && route.serving());
+    health->SetServingStatus(ServiceOf(route), up && route.serving());
   }
   const bool answers = up && started_;
   for (const char* service : {"", "kvbridge.v1.KvBridge", "kvbridge.v1.Admin"}) {

@@ -49,6 +49,7 @@ class ServerState {
   Log& log_;
   mutable base::Mutex mutex_;
   std::vector<grpc::HealthCheckServiceInterface*> health_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> told_ ABSL_GUARDED_BY(mutex_);  // services of routes
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   v1::ServerState state_ ABSL_GUARDED_BY(mutex_) = v1::SERVER_STATE_UNSPECIFIED;

@@ -8,6 +8,7 @@
 
 #include "proto/kvbridge/v1/chunk_codec.h"
 #include "server/grpc_status.h"
+#include "server/tenant.h"
 
 namespace kvbridge::server {
 namespace {
@@ -79,6 +80,11 @@ void TransferSession::TakeHeader(const v1::TransferHeader& header) {
       Refuse(Fallback(Reason::kInvalidRequest, "header: expected chunks after it, got a second"));
       return;
     }
+  }
+  const absl::Status own = CheckStated(*context_, "header.tenant", header.tenant(), env_.recorder);
+  if (!own.ok()) {
+    base::MutexLock lock(&mutex_);
+    return Malformed(own);
   }
   DecisionContext about;
   auto begun = BeginTransfer(env_, *context_, header, &about);

@@ -41,6 +41,12 @@ Labels Of(const RpcMethod& method) {
       {"grpc_service", method.service}, {"grpc_method", method.method}, {"grpc_type", method.type}};
 }
 
+// A counter of somebody else's.
+void CatchUp(uint64_t total, Counter& counter) {
+  const double more = static_cast<double>(total) - counter.Value();
+  if (more > 0) counter.Increment(more);
+}
+
 }  // namespace
 
 ServerMetrics::ServerMetrics(Options options)
@@ -73,6 +79,7 @@ ServerMetrics::ServerMetrics(Options options)
       memory_used_(AddGauge(kMemoryPoolUsed, registry_).Add({{"pool", "host"}})),
       shm_used_(AddGauge(kMemoryPoolUsed, registry_).Add({{"pool", "shm"}})),
       events_dropped_(AddCounter(kEventsDropped, registry_).Add({{"sink", "log"}})),
+      watch_dropped_(AddCounter(kEventsDropped, registry_).Add({{"sink", "watch"}})),
       overflow_(
           AddCounter(kSeriesOverflow, registry_).Add({{"metric", std::string(kTransfers.name)}})) {
   for (const std::string& pair : options.pairs) AddPair(pair);
@@ -133,7 +140,7 @@ void ServerMetrics::InitClosedLists(const Options& options) {
   }
   for (const char* result : {"worth_it", "not_worth_it"}) plans_.Add({{"result", result}});
   for (const char* state : kStates) state_.Add({{"state", state}});
-  events_.Add({{"sink", "log"}, {"result", "ok"}});
+  for (const char* sink : {"log", "watch"}) events_.Add({{"sink", sink}, {"result", "ok"}});
   methods_.insert(options.methods.begin(), options.methods.end());
   for (const RpcMethod& method : methods_) {
     grpc_started_.Add(Of(method));
@@ -214,8 +221,8 @@ void ServerMetrics::ArtifactGone(absl::string_view name) {
   artifact_series_.erase(it);
 }
 
-void ServerMetrics::UnprovenAllowed(absl::string_view pair) {
-  unproven_routes_.Add({{"pair", Pair(pair)}}).Set(1);
+void ServerMetrics::UnprovenAllowed(absl::string_view pair, bool allowed) {
+  unproven_routes_.Add({{"pair", Pair(pair)}}).Set(allowed ? 1 : 0);
 }
 
 void ServerMetrics::StateIs(absl::string_view state) {
@@ -246,8 +253,9 @@ std::string ServerMetrics::Scrape() {
     memory_used_.Set(static_cast<double>(now.memory_used_bytes));
     shm_used_.Set(static_cast<double>(now.shm_used_bytes));
     base::MutexLock lock(&mutex_);
-    const double more = static_cast<double>(now.events_dropped) - events_dropped_.Value();
-    if (more > 0) events_dropped_.Increment(more);
+    CatchUp(now.events_dropped, events_dropped_);
+    CatchUp(now.watch_events_dropped, watch_dropped_);
+    CatchUp(now.watch_events_sent, events_.Add({{"sink", "watch"}, {"result", "ok"}}));
   }
   std::vector<prometheus::MetricFamily> families = registry_.Collect();
   for (auto& family : process_.Collect()) families.push_back(std::move(family));

@@ -76,6 +76,8 @@ struct Saturation {
   uint64_t memory_used_bytes = 0;
   uint64_t shm_used_bytes = 0;  // regions, draining ones included
   uint64_t events_dropped = 0;
+  uint64_t watch_events_dropped = 0;
+  uint64_t watch_events_sent = 0;
 };
 
 class ServerMetrics {
@@ -104,7 +106,7 @@ class ServerMetrics {
   void ArtifactLoad(absl::string_view pair, absl::string_view result, absl::Duration duration);
   void ArtifactResident(const ArtifactSample& sample);
   void ArtifactGone(absl::string_view pair);
-  void UnprovenAllowed(absl::string_view pair);
+  void UnprovenAllowed(absl::string_view pair, bool allowed);
   void StateIs(absl::string_view state);  // "starting", "ready", "degraded", "draining"
   void EventWritten(absl::string_view sink);
   void RpcStarted(const RpcMethod& method);
@@ -158,6 +160,7 @@ class ServerMetrics {
   prometheus::Gauge& memory_used_;
   prometheus::Gauge& shm_used_;
   prometheus::Counter& events_dropped_;
+  prometheus::Counter& watch_dropped_;
   prometheus::Counter& overflow_;
 
   std::set<RpcMethod> methods_;  // immutable after construction

@@ -356,11 +356,9 @@ def code(channel: grpc.Channel, method: str, token: str | None = None) -> grpc.S
     metadata = [] if token is None else [("authorization", f"Bearer {token}")]
     call = channel.stream_stream(method)(iter([ANYTHING]), metadata=metadata, timeout=10)
     try:
-        next(call, None)
+        list(call)
     except grpc.RpcError:
         pass
-    finally:
-        call.cancel()
     return call.code()
 
 
@@ -466,3 +464,24 @@ def test_check_config_reads_the_tokens(tmp_path):
     assert checked.returncode == 2
     assert f"auth.tokens_file: {tokens}: line 1: expected groups among" in checked.stderr
     assert "secret" not in checked.stderr
+
+
+# --- tenants
+
+
+def test_the_grant_tells_the_tenant_and_another_is_refused(guarded):
+    with grpc.insecure_channel(guarded.address) as channel:
+        stub = transfer_pb2_grpc.KvBridgeStub(channel)
+
+        def header(tenant: str) -> tuple[grpc.StatusCode, str]:
+            request = transfer_pb2.TransferRequest(header=transfer_pb2.TransferHeader(route="pair", tenant=tenant))
+            call = stub.Transfer(iter([request]), metadata=[("authorization", f"Bearer {TOKENS['router']}")], timeout=10)
+            try:
+                list(call)
+            except grpc.RpcError:
+                pass
+            return call.code(), call.details()
+
+        assert header("")[0] == header("router")[0] == grpc.StatusCode.OK
+        assert header("planner") == (FORBIDDEN, "header.tenant: expected the caller's own tenant or none, got another")
+    assert failures(guarded, "wrong_tenant") == 1

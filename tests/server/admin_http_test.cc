@@ -23,7 +23,9 @@ class AdminHttpTest : public ::testing::Test {
                                   .live = [] { return live_; },
                                   .ready = [] { return ready_; },
                                   .version = [] { return "{\"version\":\"0.1.0\"}"; },
-                                  .config = [] { return "{}"; }});
+                                  .config = [] { return "{}"; },
+                                  .artifacts = [] { return "{\"routes\": []}"; },
+                                  .events = [] { return "{\"events\": []}"; }});
     ASSERT_TRUE(http.ok()) << http.status();
     http_ = *std::move(http);
   }
@@ -77,6 +79,8 @@ TEST_F(AdminHttpTest, NotReadyIs503AndSaysWhy) {
 TEST_F(AdminHttpTest, ServesVersionAndConfigurationAsJson) {
   EXPECT_THAT(Ask("GET /version"), HasSubstr("\r\n\r\n{\"version\":\"0.1.0\"}"));
   EXPECT_THAT(Ask("GET /configz"), HasSubstr("application/json"));
+  EXPECT_THAT(Ask("GET /artifactz"), HasSubstr("routes"));
+  EXPECT_THAT(Ask("GET /eventz"), HasSubstr("events"));
 }
 
 TEST_F(AdminHttpTest, OtherPathsAre404AndOtherMethods405) {

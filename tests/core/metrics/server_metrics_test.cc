@@ -78,7 +78,7 @@ TEST(ServerMetricsTest, EveryFamilyIsInTheListWithItsTypeAndLabels) {
   metrics.TransferEnded(Applied("pair-0"));
   metrics.ArtifactLoad("pair-0", "ok", absl::Seconds(1));
   metrics.ArtifactResident({.pair = "pair-0", .artifact = "abc"});
-  metrics.UnprovenAllowed("pair-0");
+  metrics.UnprovenAllowed("pair-0", true);
   metrics.operations().CertificateExpires("server", absl::UnixEpoch() + absl::Hours(1));
   std::map<std::string, MetricSpec> listed;
   for (const MetricSpec& spec : kAllMetrics) listed.emplace(spec.name, spec);
