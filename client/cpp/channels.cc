@@ -1,6 +1,7 @@
 #include "client/cpp/channels.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
+#include "grpcpp/support/client_interceptor.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
 
 namespace kvbridge::client {
@@ -31,7 +33,64 @@ grpc::ChannelArguments ArgumentsFor(const Channels::Options& options) {
   return args;
 }
 
+// Adds the caller's token to each call of a channel.
+class TokenInterceptor final : public grpc::experimental::Interceptor {
+ public:
+  explicit TokenInterceptor(std::string token) : token_(std::move(token)) {}
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    using Hook = grpc::experimental::InterceptionHookPoints;
+    if (methods->QueryInterceptionHookPoint(Hook::PRE_SEND_INITIAL_METADATA)) {
+      methods->GetSendInitialMetadata()->emplace("authorization", absl::StrCat("Bearer ", token_));
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const std::string token_;
+};
+
+class TokenInterceptors final : public grpc::experimental::ClientInterceptorFactoryInterface {
+ public:
+  explicit TokenInterceptors(std::function<std::string()> token) : token_(std::move(token)) {}
+  grpc::experimental::Interceptor* CreateClientInterceptor(
+      grpc::experimental::ClientRpcInfo* /*info*/) override {
+    return new TokenInterceptor(token_());  // gRPC's, from here on
+  }
+
+ private:
+  const std::function<std::string()> token_;
+};
+
+std::shared_ptr<grpc::Channel> Connect(const Channels::Options& options) {
+  grpc::ChannelArguments args = ArgumentsFor(options);
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+  if (options.tls.has_value()) {
+    const TlsOptions& tls = *options.tls;
+    credentials = grpc::SslCredentials({.pem_root_certs = tls.server_ca,
+                                        .pem_private_key = tls.client_key,
+                                        .pem_cert_chain = tls.client_cert});
+    if (!tls.server_name.empty()) args.SetSslTargetNameOverride(tls.server_name);
+  }
+  std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
+  if (options.token) interceptors.push_back(std::make_unique<TokenInterceptors>(options.token));
+  return grpc::experimental::CreateCustomChannelWithInterceptors(options.target, credentials, args,
+                                                                 std::move(interceptors));
+}
+
 }  // namespace
+
+bool IsSameHost(absl::string_view target) {
+  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"}) {
+    if (absl::StartsWith(target, scheme)) target.remove_prefix(scheme.size());
+  }
+  while (absl::StartsWith(target, "/")) target.remove_prefix(1);
+  for (const absl::string_view local :
+       {"unix:", "unix-abstract:", "127.", "localhost:", "[::1]:"}) {
+    if (absl::StartsWith(target, local)) return true;
+  }
+  return false;
+}
 
 absl::StatusOr<std::unique_ptr<Channels>> Channels::Create(const Options& options) {
   if (options.target.empty()) {
@@ -46,11 +105,13 @@ absl::StatusOr<std::unique_ptr<Channels>> Channels::Create(const Options& option
     return absl::InvalidArgumentError(absl::StrCat("connect_timeout: expected more than 0, got ",
                                                    absl::FormatDuration(options.connect_timeout)));
   }
+  if (options.token && !options.tls.has_value() && !IsSameHost(options.target)) {
+    return absl::InvalidArgumentError("token: expected tls for another host, got none");
+  }
   auto channels = std::make_unique<Channels>();
   const int count = absl::StartsWith(options.target, "unix:") ? 1 : options.count;
   for (int i = 0; i < count; ++i) {
-    channels->channels_.push_back(grpc::CreateCustomChannel(
-        options.target, grpc::InsecureChannelCredentials(), ArgumentsFor(options)));
+    channels->channels_.push_back(Connect(options));
   }
   return channels;
 }

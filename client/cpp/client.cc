@@ -336,7 +336,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
   }
   auto channels = Channels::Create({.target = options.target,
                                     .count = options.channels,
-                                    .connect_timeout = options.connect_timeout});
+                                    .connect_timeout = options.connect_timeout,
+                                    .tls = options.tls,
+                                    .token = options.token});
   if (!channels.ok()) return channels.status();
   return std::unique_ptr<Client>(
       new Client(std::make_unique<Impl>(std::move(options), *std::move(channels))));

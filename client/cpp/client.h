@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 
@@ -17,6 +18,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/cache_view.h"
+#include "client/cpp/channels.h"
 #include "client/cpp/counters.h"
 #include "client/cpp/transfer.h"
 #include "kvbridge/v1/admin.pb.h"
@@ -49,6 +51,8 @@ struct ClientOptions {
   std::string target;  // "host:port" or "unix:/path.sock"
   int channels = 2;    // connections to a host; a unix socket has one
   absl::Duration connect_timeout = absl::Seconds(2);
+  std::optional<TlsOptions> tls;       // none = plaintext
+  std::function<std::string()> token;  // the caller's, asked for at each call; empty = none
   OnFallback on_fallback = OnFallback::kPrefill;
   RetryPolicy retry;
   CircuitPolicy circuit;

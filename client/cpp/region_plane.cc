@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include <unistd.h>
 
+#include "client/cpp/channels.h"
 #include "client/cpp/grpc_status.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
@@ -19,18 +19,6 @@ namespace {
 constexpr absl::Duration kRetryAfter = absl::Seconds(5);  // a server that has no regions
 constexpr absl::Duration kOpenWithin = absl::Seconds(10);
 constexpr size_t kMaxTenants = 16;
-
-bool IsSameHost(absl::string_view target) {
-  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"}) {
-    if (absl::StartsWith(target, scheme)) target.remove_prefix(scheme.size());
-  }
-  while (absl::StartsWith(target, "/")) target.remove_prefix(1);
-  for (const absl::string_view local :
-       {"unix:", "unix-abstract:", "127.", "localhost:", "[::1]:"}) {
-    if (absl::StartsWith(target, local)) return true;
-  }
-  return false;
-}
 
 PlaneRefusal Refusal(const absl::Status& status) {
   const auto word = [&]() -> std::string {

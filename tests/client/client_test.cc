@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "absl/strings/str_cat.h"
+
 #include "tests/client/test_cache.h"
 #include "tests/support/fake_kvbridge_server.h"
 
@@ -112,6 +114,26 @@ TEST_F(ClientTest, ASmallerTargetIsCoveredAsFarAsItGoes) {
   ASSERT_TRUE(result.ok() && result->applied());
   EXPECT_EQ(result->covered_tokens, 6);
   EXPECT_TRUE(target.Holds(0, 6));
+}
+
+TEST_F(ClientTest, TheTokenOfTheMomentGoesWithTheCall) {
+  FakeKvbridgeServer server({});
+  int asked = 0;
+  options_.token = [&] { return absl::StrCat("t", ++asked); };
+  transfer_.plane = PlaneChoice::kInline;
+  auto client = Connect(server.target());
+  for (const char* token : {"Bearer t1", "Bearer t2"}) {
+    EXPECT_TRUE(Transfer(*client).value().applied());
+    EXPECT_EQ(server.last_authorization(), token);
+  }
+}
+
+TEST_F(ClientTest, ATokenLeavesTheHostByTlsOnly) {
+  options_.target = "example.org:50061";
+  options_.token = [] { return "secret"; };
+  EXPECT_THAT(Client::Create(options_).status().message(), HasSubstr("token: expected tls"));
+  options_.tls.emplace();
+  EXPECT_TRUE(Client::Create(options_).ok());
 }
 
 TEST_F(ClientTest, AUnixSocketWorks) {

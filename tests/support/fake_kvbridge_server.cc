@@ -70,6 +70,7 @@ struct FakeKvbridgeServer::Server {
   const Options options;
   mutable base::Mutex mutex;
   v1::TransferHeader last_header ABSL_GUARDED_BY(mutex);
+  std::string last_authorization ABSL_GUARDED_BY(mutex);
   int calls ABSL_GUARDED_BY(mutex) = 0;
   int64_t payload_chunks ABSL_GUARDED_BY(mutex) = 0;
   test::Notification stalled;
@@ -92,6 +93,10 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
       base::MutexLock lock(&server_->mutex);
       call = server_->calls++;
       server_->last_header = request.header();
+      const auto token = context->client_metadata().find("authorization");
+      server_->last_authorization = token == context->client_metadata().end()
+                                        ? ""
+                                        : std::string(token->second.data(), token->second.size());
     }
     if (call < options.unavailable_calls) return {grpc::StatusCode::UNAVAILABLE, "starting"};
     if (options.behaviour == Behaviour::kRefuse) {
@@ -269,6 +274,11 @@ FakeKvbridgeServer::~FakeKvbridgeServer() {
 std::string FakeKvbridgeServer::target() const {
   const std::string& address = server_->options.address;
   return absl::StartsWith(address, "unix:") ? address : absl::StrCat("127.0.0.1:", server_->port);
+}
+
+std::string FakeKvbridgeServer::last_authorization() const {
+  base::MutexLock lock(&server_->mutex);
+  return server_->last_authorization;
 }
 
 v1::TransferHeader FakeKvbridgeServer::last_header() const {
