@@ -35,6 +35,7 @@ struct Flags {
   PlanFlags plan;
   PairFlags pair;
   ServerFlags server;
+  RouteFlags route;
   DoctorFlags doctor;
   ConvertFlags convert;
   FitFlags fit;
@@ -228,6 +229,44 @@ void AddArtifact(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   AddServer(list, s.server)->required();
 }
 
+void AddAccess(CLI::App* app, ServerAccess& access) {
+  AddServer(app, access.server)->required();
+  CLI::Option* ca = app->add_option("--ca-file", access.ca_file, "Authorities of its certificate");
+  CLI::Option* key = app->add_option("--key-file", access.key_file, "Key of --cert-file");
+  app->add_option("--cert-file", access.cert_file, "Certificate to show it")->needs(ca)->needs(key);
+  app->add_option("--token-file", access.token_file, "File with the bearer token to show it");
+}
+
+void AddRoutes(CLI::App& root, Flags& flags, const std::stop_token& stop) {
+  RouteFlags& f = flags.route;
+  CLI::App* routes = root.add_subcommand("routes", "List a server's routes, change one");
+  routes->require_subcommand(1);
+  routes->fallthrough();
+  CLI::App* list = AddCommand(*routes, flags, "list", "Stage, circuit and artifact of each route",
+                              [&f](const Output& output) { return RunRoutesList(f, output); });
+  AddAccess(list, f.access);
+  CLI::App* set = AddCommand(*routes, flags, "set", "Change a route until the next restart",
+                             [&f](const Output& output) { return RunRoutesSet(f, output); });
+  AddAccess(set, f.access);
+  set->add_option("route", f.route, "Route")->required();
+  CLI::Option* stage = set->add_option("--stage", f.stage, "Rollout stage")
+                           ->check(CLI::IsMember({"off", "shadow", "canary", "live"}));
+  set->add_option("--canary-share", f.canary_share, "Share of requests in canary")
+      ->check(CLI::Range(0.0, 1.0))
+      ->needs(stage);
+  set->add_option("--circuit", f.circuit, "What its circuit breaker does")
+      ->check(CLI::IsMember({"auto", "closed", "open"}));
+
+  CLI::App* events = root.add_subcommand("events", "Watch what a server decides");
+  events->require_subcommand(1);
+  events->fallthrough();
+  CLI::App* tail = AddCommand(
+      *events, flags, "tail", "Decisions and changes of routes, a line each, until Ctrl-C",
+      [&f, stop](const Output& output) { return RunEventsTail(f, output, stop); });
+  AddAccess(tail, f.access);
+  tail->add_option("--route", f.route, "One route only");
+}
+
 void AddValidate(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   ValidateFlags& f = flags.validate;
   const Command judge = [&f, stop](const Output& output) { return RunValidate(f, output, stop); };
@@ -364,6 +403,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   health->add_option("--route", s.route, "One route; exit 0 if it serves");
   AddDoctor(app, flags);
   AddArtifact(app, flags, stop);
+  AddRoutes(app, flags, stop);
   AddFit(app, flags.fit, stop, [&flags](Command command) { flags.command = std::move(command); });
   AddValidate(app, flags, stop);
   AddReport(app, flags);

@@ -13,6 +13,7 @@
 
 #include "client/cli/exit_code.h"
 #include "client/cli/output.h"
+#include "client/cli/server_access.h"
 
 namespace kvbridge::cli {
 
@@ -93,6 +94,19 @@ struct DoctorFlags {
   std::string socket = "/run/kvbridge/memory.sock";  // where a server here would listen
 };
 absl::StatusOr<ExitCode> RunDoctor(const DoctorFlags& flags, const Output& output);
+
+struct RouteFlags {
+  ServerAccess access;
+  std::string route;
+  std::string stage;    // "off", "shadow", "canary", "live"; empty = as it is
+  std::string circuit;  // "auto", "closed", "open"; empty = as it is
+  double canary_share = 0;
+};
+absl::StatusOr<ExitCode> RunRoutesList(const RouteFlags& flags, const Output& output);
+absl::StatusOr<ExitCode> RunRoutesSet(const RouteFlags& flags, const Output& output);
+// Until `stop`, or until the server ends it.
+absl::StatusOr<ExitCode> RunEventsTail(const RouteFlags& flags, const Output& output,
+                                       const std::stop_token& stop);
 
 struct ConvertFlags {
   std::string in;

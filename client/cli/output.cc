@@ -10,6 +10,16 @@
 #include "core/base/file.h"
 
 namespace kvbridge::cli {
+namespace {
+
+absl::Status Print(const std::string& data) {
+  if (std::fwrite(data.data(), 1, data.size(), stdout) != data.size() || std::fflush(stdout) != 0) {
+    return absl::DataLossError("stdout: could not be written");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status Output::Emit(const base::Json& document,
                           const std::function<std::string(bool)>& text) const {
@@ -17,10 +27,11 @@ absl::Status Output::Emit(const base::Json& document,
                      std::getenv("NO_COLOR") == nullptr;
   const std::string data = options_.json ? document.dump(2) + "\n" : text(color);
   if (!options_.file.empty()) return base::WriteFileAtomic(options_.file, data);
-  if (std::fwrite(data.data(), 1, data.size(), stdout) != data.size() || std::fflush(stdout) != 0) {
-    return absl::DataLossError("stdout: could not be written");
-  }
-  return absl::OkStatus();
+  return Print(data);
+}
+
+absl::Status Output::EmitLine(const base::Json& document, absl::string_view text) const {
+  return Print(absl::StrCat(options_.json ? document.dump() : std::string(text), "\n"));
 }
 
 void Output::Note(absl::string_view line) const {

@@ -28,6 +28,9 @@ class Output {
   // Every document has a "schema".
   absl::Status Emit(const base::Json& document, const std::function<std::string(bool)>& text) const;
 
+  // One line of many on stdout, at once: JSON without line breaks, or `text`.
+  absl::Status EmitLine(const base::Json& document, absl::string_view text) const;
+
   // A line on stderr, unless quiet.
   void Note(absl::string_view line) const;
   // On stderr, also when quiet: "kvbridge: ..." or a JSON object with code, message and exit_code.

@@ -1,0 +1,143 @@
+// Commands that look at a server's routes, change them, and watch what they do.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+
+#include "client/cli/commands.h"
+#include "client/cli/server_access.h"
+#include "client/cli/spec_convert.h"
+#include "client/cli/table.h"
+#include "core/base/status_macros.h"
+#include "kvbridge/v1/admin.grpc.pb.h"
+#include "kvbridge/v1/transfer.grpc.pb.h"
+
+namespace kvbridge::cli {
+namespace {
+
+// ROUTE_STAGE_LIVE -> live
+std::string Word(const std::string& name, absl::string_view prefix) {
+  return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
+}
+
+std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }
+
+absl::StatusOr<v1::HealthResponse> AskHealth(const ServerAccess& access) {
+  KVB_ASSIGN_OR_RETURN(const auto connection, Connection::Open(access));
+  v1::HealthRequest request;
+  v1::HealthResponse health;
+  const auto context = connection->Context();
+  const auto stub = v1::KvBridge::NewStub(connection->channel());
+  KVB_RETURN_IF_ERROR(ToAbsl(stub->Health(context.get(), request, &health)));
+  return health;
+}
+
+std::string RouteTable(const v1::HealthResponse& health, bool color) {
+  Table table({"ROUTE", "STAGE", "CIRCUIT", "SERVING", "ARTIFACT", "VERDICT", "DETAIL"});
+  for (const auto& route : health.routes()) {
+    table.AddRow({route.route(), Word(v1::RouteStage_Name(route.stage()), "ROUTE_STAGE_"),
+                  Word(v1::CircuitState_Name(route.circuit()), "CIRCUIT_STATE_"),
+                  route.serving() ? "yes" : "no", OrDash(route.artifact_digest().substr(0, 12)),
+                  OrDash(route.verdict()), OrDash(route.detail())});
+  }
+  return table.Render(color);
+}
+
+absl::StatusOr<v1::SetRouteRequest> ToRequest(const RouteFlags& flags) {
+  v1::SetRouteRequest request;
+  request.set_route(flags.route);
+  request.set_canary_share(flags.canary_share);
+  v1::RouteStage stage = v1::ROUTE_STAGE_UNSPECIFIED;
+  if (!flags.stage.empty() &&
+      !v1::RouteStage_Parse("ROUTE_STAGE_" + absl::AsciiStrToUpper(flags.stage), &stage)) {
+    return absl::InvalidArgumentError(absl::StrCat("--stage: got \"", flags.stage, "\""));
+  }
+  request.set_stage(stage);
+  const std::pair<const char*, v1::CircuitOverride> overrides[] = {
+      {"auto", v1::CIRCUIT_OVERRIDE_AUTO},
+      {"closed", v1::CIRCUIT_OVERRIDE_FORCE_CLOSED},
+      {"open", v1::CIRCUIT_OVERRIDE_FORCE_OPEN}};
+  for (const auto& [word, override] : overrides) {
+    if (flags.circuit == word) request.set_circuit(override);
+  }
+  return request;
+}
+
+std::string Time(const google::protobuf::Timestamp& time) {
+  return absl::FormatTime("%H:%M:%S", absl::FromUnixSeconds(time.seconds()), absl::LocalTimeZone());
+}
+
+std::string Line(const v1::WatchEventsResponse& response) {
+  if (response.has_route_event()) {
+    const v1::RouteEvent& event = response.route_event();
+    return absl::StrCat(Time(event.time()), "  ", event.pair(), "  ", event.what(), ": ",
+                        event.from(), " -> ", event.to(), " (", event.cause(), ")  ",
+                        event.detail());
+  }
+  const v1::DecisionEvent& event = response.event();
+  const std::string outcome = Word(v1::Outcome_Name(event.outcome()), "OUTCOME_");
+  const std::string why =
+      event.reason() == v1::REASON_UNSPECIFIED
+          ? absl::StrCat(event.covered_tokens(), " of ", event.tokens(), " tokens")
+          : absl::StrCat(Word(v1::Reason_Name(event.reason()), "REASON_"), "  ", event.detail());
+  return absl::StrFormat("%s  %s  %s  %.1f ms  %s  %s", Time(event.time()), event.pair(), outcome,
+                         event.total_ms(), event.request_id(), why);
+}
+
+}  // namespace
+
+absl::StatusOr<ExitCode> RunRoutesList(const RouteFlags& flags, const Output& output) {
+  KVB_ASSIGN_OR_RETURN(const v1::HealthResponse health, AskHealth(flags.access));
+  KVB_ASSIGN_OR_RETURN(base::Json document, ToJson(health));
+  document["schema"] = "kvbridge.health/v1";
+  KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) { return RouteTable(health, color); }));
+  return ExitCode::kOk;
+}
+
+absl::StatusOr<ExitCode> RunRoutesSet(const RouteFlags& flags, const Output& output) {
+  KVB_ASSIGN_OR_RETURN(const v1::SetRouteRequest request, ToRequest(flags));
+  KVB_ASSIGN_OR_RETURN(const auto connection, Connection::Open(flags.access));
+  v1::SetRouteResponse response;
+  const auto context = connection->Context();
+  const auto stub = v1::Admin::NewStub(connection->channel());
+  KVB_RETURN_IF_ERROR(ToAbsl(stub->SetRoute(context.get(), request, &response)));
+  const std::string before = Word(v1::RouteStage_Name(response.previous()), "ROUTE_STAGE_");
+  const std::string after = flags.stage.empty() ? before : flags.stage;
+  const base::Json document = {{"schema", "kvbridge.route/v1"},
+                               {"route", flags.route},
+                               {"previous", before},
+                               {"stage", after},
+                               {"circuit", OrDash(flags.circuit)}};
+  KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) {
+    return RenderFields({{"route", flags.route},
+                         {"stage", absl::StrCat(before, " -> ", after)},
+                         {"circuit", OrDash(flags.circuit)}});
+  }));
+  return ExitCode::kOk;
+}
+
+absl::StatusOr<ExitCode> RunEventsTail(const RouteFlags& flags, const Output& output,
+                                       const std::stop_token& stop) {
+  KVB_ASSIGN_OR_RETURN(const auto connection, Connection::Open(flags.access));
+  const auto context = connection->Context(absl::InfiniteDuration());
+  const std::stop_callback cancel(stop, [&context] { context->TryCancel(); });
+  v1::WatchEventsRequest request;
+  request.set_route(flags.route);
+  const auto stub = v1::KvBridge::NewStub(connection->channel());
+  const auto stream = stub->WatchEvents(context.get(), request);
+  v1::WatchEventsResponse response;
+  while (stream->Read(&response)) {
+    KVB_ASSIGN_OR_RETURN(const base::Json document, ToJson(response));
+    KVB_RETURN_IF_ERROR(output.EmitLine(document, Line(response)));
+  }
+  const absl::Status status = ToAbsl(stream->Finish());
+  if (stop.stop_requested()) return ExitCode::kOk;
+  return status.ok() ? absl::StatusOr<ExitCode>(ExitCode::kOk) : status;
+}
+
+}  // namespace kvbridge::cli
