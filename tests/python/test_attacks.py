@@ -145,10 +145,10 @@ def field(path, value):
 
 STREAMS = {
     "nothing": ([], "INVALID_ARGUMENT", "expected a header"),
-    "empty request": ([None], "INVALID_ARGUMENT", "expected header or chunk"),
+    "empty request": ([None], "INVALID_ARGUMENT", "expected header, chunk or ready_up_to"),
     "chunk before header": ([chunk()], "INVALID_ARGUMENT", "expected the header first"),
     "two headers": ([header(), header()], "invalid_request", "got a second"),
-    "empty request in the middle": ([header(), None], "invalid_request", "expected header or chunk"),
+    "empty request in the middle": ([header(), None], "invalid_request", "expected header, chunk or ready_up_to"),
     "missing chunk": ([header(), chunk()], "shape_mismatch", "value, token 0 never came"),
     "duplicate chunk": ([header(), chunk(), chunk()], "shape_mismatch", "duplicate chunk"),
     "overlapping chunk": ([header(), chunk(tokens=(0, 20)), chunk(tokens=(10, 40))], "shape_mismatch", "overlapping"),
