@@ -90,6 +90,24 @@ def test_inline_that_was_asked_for_touches_no_memory(serve, memory):
     assert not memory.sessions
 
 
+def test_an_engine_may_allocate_its_cache_before_there_is_a_server():
+    from kvbridge import Client
+
+    with Client("127.0.0.1:1") as client:
+        array = client.memory().arena(1 << 16).empty((4, 4), np.float32)
+    array[:] = 7  # still mapped
+    assert array.sum() == 112
+
+
+def test_after_a_refusal_no_memory_is_touched_for_a_while(serve, memory):
+    memory.refuse_regions = grpc.StatusCode.RESOURCE_EXHAUSTED
+    client, _ = serve(memory=memory)
+    asked = []
+    client.memory().share = lambda size, share=client.memory().share: asked.append(size) or share(size)
+    assert [send(client).plane_reason for _ in range(3)] == ["no_room"] * 3
+    assert len(asked) == 2, "one for each side of the first transfer"
+
+
 def test_staging_is_bounded(serve, memory):
     client, _ = serve(memory=memory, staging_bytes=1 << 20)
     result = send(client)

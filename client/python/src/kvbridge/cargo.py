@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kvbridge import chunks
 from kvbridge.arrays import Array
-from kvbridge.memory import SharedMemory
+from kvbridge.memory import MemoryUnavailable, SharedMemory
 from kvbridge.pools import PagedCache
 from kvbridge.progress import Readiness
 from kvbridge.staging import Slab, Staging
@@ -148,18 +148,20 @@ class RegionCargo:
             read = source.paged
             if read is None:
                 scales = header.source_selection.scales
-                self._in_slab = staging.take(header.source, tokens, scales, deadline)
+                self._in_slab = staging.take(header.source, tokens, scales)
                 read = self._in_slab.cache(tokens)
             if into is None:
                 scales = header.target_selection.scales
-                self._out_slab = staging.take(header.target, tokens, scales, deadline)
+                self._out_slab = staging.take(header.target, tokens, scales)
                 into = self._out_slab.cache(tokens)
             self._locations = [
                 types_pb2.PoolLocation(pool_id=pool_id, generation=generation, pages=cache.pages)
                 for cache in (read, into)
                 for pool_id, generation in [memory.locate(cache.pool, deadline)]
             ]
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, MemoryUnavailable) and (self._in_slab or self._out_slab):
+                staging.refuse(error)
             self.close(orderly=False)
             raise
         self._copy()

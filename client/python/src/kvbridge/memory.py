@@ -167,25 +167,18 @@ class SharedMemory:
             self._regions.append(region)
             return region
 
-    def share(
-        self, size: int, *, writable: bool = True, deadline: float | None = None
-    ) -> Region:
-        """As allocate(), memory of this process's own, which the server only maps."""
+    def share(self, size: int, *, writable: bool = True) -> Region:
+        """As allocate(), memory of this process's own, which the server only maps, when a pool in it is first
+        used: an engine may start before its server. MemoryUnavailable when the host has none left."""
         size = page_multiple(size)
+        try:
+            region = Region(sealed_memory(size), size, writable)
+        except OSError as error:
+            detail = f"memfd of {size} bytes: {error.strerror}"
+            raise MemoryUnavailable("no_room", detail) from None
         with self._lock:
-            lease = self.lease(deadline)
-            try:
-                region = Region(sealed_memory(size), size, writable)
-            except OSError as error:
-                detail = f"memfd of {size} bytes: {error.strerror}"
-                raise MemoryUnavailable("no_room", detail) from None
-            try:
-                self._register(lease, region, deadline)
-            except BaseException:
-                region.close()
-                raise
             self._regions.append(region)
-            return region
+        return region
 
     def arena(self, size: int) -> RegionArena:
         """Own memory that an engine allocates its cache in."""

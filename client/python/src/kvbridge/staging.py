@@ -8,6 +8,7 @@ process's own memory, because views must outlive the server.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from kvbridge.v1 import types_pb2
 
 PAGE_TOKENS = 64  # so that at most 63 slots past the last token have to be cleared
 _LEAST_CAPACITY = 256  # tokens
+_RETRY_AFTER = 5.0  # seconds
 
 
 class Slab:
@@ -90,6 +92,8 @@ class Staging:
         self._lock = threading.Lock()
         self._bytes = 0
         self._free: list[Slab] = []
+        self._refusal: MemoryUnavailable | None = None
+        self._retry_at = 0.0
         self._returned: deque[Slab] = deque()  # by destructors, which must not wait for a lock
 
     def take(
@@ -97,9 +101,9 @@ class Staging:
         spec: types_pb2.ModelSpec,
         tokens: int,
         scales: Sequence[types_pb2.LayerScales] = (),
-        deadline: float | None = None,
     ) -> Slab:
-        """A slab for so many tokens of this model; MemoryUnavailable when there is no room."""
+        """A slab for so many tokens of this model; MemoryUnavailable when there is no room, or when the server
+        had none a moment ago."""
         capacity = _LEAST_CAPACITY
         while capacity < tokens:
             capacity *= 2
@@ -107,6 +111,8 @@ class Staging:
         row = geometry.kv_heads * geometry.head_dim * storage_dtype(geometry.element_type).itemsize
         size = page_multiple(2 * geometry.layers * capacity * row)
         with self._lock:
+            if self._refusal is not None and time.monotonic() < self._retry_at:
+                raise self._refusal
             while self._returned:
                 self._free.append(self._returned.popleft())
             for slab in self._free:
@@ -120,8 +126,7 @@ class Staging:
                 raise MemoryUnavailable("no_room", detail)
             self._bytes += size
         try:
-            region = self._memory.share(size, deadline=deadline)
-            return Slab(region, spec, capacity, scales)
+            return Slab(self._memory.share(size), spec, capacity, scales)
         except BaseException:
             with self._lock:
                 self._bytes -= size
@@ -135,6 +140,11 @@ class Staging:
         """The server may still write to it: it is never used again."""
         with self._lock:
             self._drop(slab)
+
+    def refuse(self, refusal: MemoryUnavailable) -> None:
+        """The server could not map a slab: nobody need touch fresh memory in vain for some seconds."""
+        with self._lock:
+            self._refusal, self._retry_at = refusal, time.monotonic() + _RETRY_AFTER
 
     def lend(self, slab: Slab, tokens: int, first: int = 0) -> tuple[Array, Array]:
         """Keys and values of tokens [first, tokens), without a copy. The slab comes back by itself."""
