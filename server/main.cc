@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/debugging/failure_signal_handler.h"
+#include "absl/debugging/symbolize.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include <CLI/CLI.hpp>
@@ -162,7 +164,14 @@ void KeepFreedMemory() {
 // A core would hold caches, keys and tokens, wherever the host sends it.
 void KeepMemoryPrivate() { prctl(PR_SET_DUMPABLE, 0); }
 
+// A crash leaves the stack of the thread that did it on stderr: names, no memory.
+void TellOfCrashes(const char* program) {
+  absl::InitializeSymbolizer(program);
+  absl::InstallFailureSignalHandler(absl::FailureSignalHandlerOptions());
+}
+
 int Main(int argc, char** argv) {
+  TellOfCrashes(argv[0]);
   KeepFreedMemory();
   KeepMemoryPrivate();
   google::protobuf::SetLogHandler(IgnoreProtobuf);
