@@ -121,6 +121,8 @@ def test_pods_meet_the_restricted_profile(render, name):
         assert not {"hostIPC", "hostPID", "hostNetwork"} & set(pod)
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] == 65532
+        for volume in pod.get("volumes", []):
+            assert "secret" not in volume or volume["secret"]["defaultMode"] == 0o440
         host_paths = [v for v in pod["volumes"] if "hostPath" in v] if "volumes" in pod else []
         assert not host_paths or kind == "DaemonSet"
         for container in containers(pod):
@@ -150,23 +152,27 @@ def test_selectors_find_the_servers_and_nothing_else(render, name):
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """What the Secret would hold."""
-    folder = tmp_path_factory.mktemp("tls")
+def secrets(tmp_path_factory):
+    """/etc/kvbridge, with what the Secrets would hold."""
+    etc = tmp_path_factory.mktemp("etc")
+    (etc / "auth").mkdir()
+    (etc / "auth/tokens").write_text("0123456789abcdef0123456789abcdef router transfer,plan\n")
+    folder = etc / "tls"
+    folder.mkdir()
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=localhost",
          "-keyout", folder / "tls.key", "-out", folder / "tls.crt"],
         check=True, capture_output=True,
     )  # fmt: skip
     shutil.copy(folder / "tls.crt", folder / "ca.crt")
-    return folder
+    return etc
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_kvbridged_takes_the_configuration(render, name, tmp_path, certificates):
+def test_kvbridged_takes_the_configuration(render, name, tmp_path, secrets):
     config = of_kind(render(name, GOOD[name]), "ConfigMap")[0]["data"]["kvbridged.yaml"]
     path = tmp_path / "kvbridged.yaml"
-    path.write_text(config.replace("/etc/kvbridge/tls", str(certificates)))
+    path.write_text(config.replace("/etc/kvbridge", str(secrets)))
     done = subprocess.run([binary("KVBRIDGED"), "--config", path, "--check-config"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

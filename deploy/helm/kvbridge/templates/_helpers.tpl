@@ -238,11 +238,11 @@ volumeMounts:
   {{- end }}
 {{- if and .Values.tls.enabled (include "kvbridge.hasNetwork" .) }}
 - name: tls
-  secret: {secretName: {{ include "kvbridge.tlsSecret" . }}}
+  secret: {secretName: {{ include "kvbridge.tlsSecret" . }}, defaultMode: 0440}
 {{- end }}
 {{- with .Values.auth.existingSecret }}
 - name: auth
-  secret: {secretName: {{ . }}}
+  secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
 {{- if include "kvbridge.hasSocket" . }}
 - name: run
