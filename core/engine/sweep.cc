@@ -8,8 +8,10 @@
 namespace kvbridge::engine {
 namespace {
 
-// A unit's length at the pace of a lone transfer: what others may have to wait.
-constexpr double kUnitSeconds = 0.004;
+// A unit's length at the pace of a lone transfer, at most, if that is a layer: what others may have
+// to wait. Long enough for the four layers of a head-local tile, which read mostly the same
+// features.
+constexpr double kUnitSeconds = 0.01;
 // A pass reads the weights once, which costs about what mapping so many tokens costs.
 constexpr double kPassTokens = 48;
 
