@@ -154,17 +154,22 @@ class RegionCargo:
                 scales = header.target_selection.scales
                 self._out_slab = staging.take(header.target, tokens, scales)
                 into = self._out_slab.cache(tokens)
-            self._locations = [
-                types_pb2.PoolLocation(pool_id=pool_id, generation=generation, pages=cache.pages)
-                for cache in (read, into)
-                for pool_id, generation in [memory.locate(cache.pool, deadline)]
-            ]
-        except BaseException as error:
-            if isinstance(error, MemoryUnavailable) and (self._in_slab or self._out_slab):
-                staging.refuse(error)
+            self._locations = [self._locate(memory, cache, deadline) for cache in (read, into)]
+        except BaseException:
             self.close(orderly=False)
             raise
         self._copy()
+
+    def _locate(
+        self, memory: SharedMemory, cache: PagedCache, deadline: float
+    ) -> types_pb2.PoolLocation:
+        try:
+            pool_id, generation = memory.locate(cache.pool, deadline)
+        except MemoryUnavailable as refusal:
+            if any(slab is not None and slab.pool is cache.pool for slab in (self._in_slab, self._out_slab)):
+                self._staging.refuse(refusal)
+            raise
+        return types_pb2.PoolLocation(pool_id=pool_id, generation=generation, pages=cache.pages)
 
     def locate(self, header: transfer_pb2.TransferHeader) -> None:
         header.streamed_source = self._source.ready.streamed

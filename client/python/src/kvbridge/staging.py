@@ -102,8 +102,8 @@ class Staging:
         tokens: int,
         scales: Sequence[types_pb2.LayerScales] = (),
     ) -> Slab:
-        """A slab for so many tokens of this model; MemoryUnavailable when there is no room, or when the server
-        had none a moment ago."""
+        """A slab for so many tokens of this model; MemoryUnavailable when there is no room for another one, or when
+        the server had none a moment ago."""
         capacity = _LEAST_CAPACITY
         while capacity < tokens:
             capacity *= 2
@@ -111,14 +111,14 @@ class Staging:
         row = geometry.kv_heads * geometry.head_dim * storage_dtype(geometry.element_type).itemsize
         size = page_multiple(2 * geometry.layers * capacity * row)
         with self._lock:
-            if self._refusal is not None and time.monotonic() < self._retry_at:
-                raise self._refusal
             while self._returned:
                 self._free.append(self._returned.popleft())
             for slab in self._free:
                 if slab.serves(spec, capacity, scales):
                     self._free.remove(slab)
                     return slab
+            if self._refusal is not None and time.monotonic() < self._retry_at:
+                raise self._refusal
             while self._free and self._bytes + size > self._max_bytes:
                 self._drop(self._free.pop(0))
             if self._bytes + size > self._max_bytes:
