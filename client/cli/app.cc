@@ -41,6 +41,7 @@ struct Flags {
   FitFlags fit;
   ValidateFlags validate;
   ScoreFlags score;
+  ChooseFlags choose;
   RandomMapFlags random_map;
   ReportFlags report;
   Command command;  // of the subcommand that was named
@@ -285,6 +286,12 @@ void AddValidate(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   CLI::App* score = AddCommand(*app, flags, "score", "Score one sequence's logits file",
                                [&s](const Output& output) { return RunValidateScore(s, output); });
   score->add_option("file", s.file, "Logits file (safetensors)")->required();
+  ChooseFlags& h = flags.choose;
+  CLI::App* choose = AddCommand(*app, flags, "choose", "Name the run whose KL is surely least",
+                                [&h](const Output& output) { return RunValidateChoose(h, output); });
+  choose->add_option("runs", h.runs, "Runs on the same text; the first one's artifact stands")
+      ->required()
+      ->expected(2, -1);
   RandomMapFlags& r = flags.random_map;
   CLI::App* random = AddCommand(
       *app, flags, "random-map", "Write the control artifact: random, of the same norms",

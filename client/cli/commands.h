@@ -133,6 +133,11 @@ struct ScoreFlags {
 };
 absl::StatusOr<ExitCode> RunValidateScore(const ScoreFlags& flags, const Output& output);
 
+struct ChooseFlags {
+  std::vector<std::string> runs;  // the first one's artifact stands
+};
+absl::StatusOr<ExitCode> RunValidateChoose(const ChooseFlags& flags, const Output& output);
+
 struct RandomMapFlags {
   std::string artifact;
   std::string out;

@@ -2,10 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 
 #include "client/cli/fit_flags.h"
 #include "client/cli/local_models.h"
@@ -20,32 +18,6 @@ namespace kvbridge::cli {
 namespace {
 
 using fit::Split;
-
-absl::Status ReadShardFlag(const std::string& text, fit::FolderOptions* folder) {
-  const std::vector<std::string> parts = absl::StrSplit(text, '/');
-  int32_t index = 0;
-  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &index) ||
-      !absl::SimpleAtoi(parts[1], &folder->shard_count) || index < 1 ||
-      index > folder->shard_count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--shard: expected I/N with I from 1 to N, got ", text));
-  }
-  folder->shard_index = index - 1;
-  return absl::OkStatus();
-}
-
-absl::Status ReadDomainWeights(const std::vector<std::string>& words, fit::FolderOptions* folder) {
-  for (const std::string& word : words) {
-    const size_t at = word.rfind('=');
-    double weight = 0;
-    if (at == std::string::npos || !absl::SimpleAtod(word.substr(at + 1), &weight)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--domain-weight: expected DOMAIN=WEIGHT, got ", word));
-    }
-    folder->domain_weights[word.substr(0, at)] = weight;
-  }
-  return absl::OkStatus();
-}
 
 std::string PlanLine(const fit::Accumulator& job) {
   const fit::AccumulatePlan& plan = job.plan();
@@ -99,8 +71,9 @@ absl::StatusOr<fit::AccumulateOptions> AccumulateOptionsFrom(const AccumulateFla
   options.checkpoint_every = absl::Seconds(flags.checkpoint_seconds);
   options.overwrite = flags.overwrite;
   options.resume = flags.resume;
-  KVB_RETURN_IF_ERROR(ReadShardFlag(flags.shard, &options.folder));
-  KVB_RETURN_IF_ERROR(ReadDomainWeights(flags.domain_weights, &options.folder));
+  options.folder.shard_index = flags.machine - 1;
+  options.folder.shard_count = flags.machines;
+  options.folder.domain_weights = flags.domain_weights;
   KVB_ASSIGN_OR_RETURN(const auto source, ReadConfig(flags.configs.source));
   KVB_ASSIGN_OR_RETURN(const auto target, ReadConfig(flags.configs.target));
   if (source.has_value() != target.has_value()) {

@@ -1,6 +1,12 @@
 #include "client/cli/fit_flags.h"
 
+#include <string>
 #include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 #include "CLI/CLI.hpp"
 
@@ -15,6 +21,27 @@ CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help,
   return app;
 }
 
+// "2/7"; as a validator it answers what is wrong, so that a bad flag is a usage error.
+std::string ReadMachine(const std::string& text, AccumulateFlags& f) {
+  const std::vector<std::string> parts = absl::StrSplit(text, '/');
+  if (parts.size() == 2 && absl::SimpleAtoi(parts[0], &f.machine) &&
+      absl::SimpleAtoi(parts[1], &f.machines) && f.machine >= 1 && f.machine <= f.machines) {
+    return "";
+  }
+  return absl::StrCat("expected I/N with I from 1 to N, got ", text);
+}
+
+// "code=2"
+std::string ReadDomainWeight(const std::string& text, AccumulateFlags& f) {
+  const size_t at = text.rfind('=');
+  double weight = 0;
+  if (at == std::string::npos || !absl::SimpleAtod(text.substr(at + 1), &weight)) {
+    return absl::StrCat("expected DOMAIN=WEIGHT, got ", text);
+  }
+  f.domain_weights[text.substr(0, at)] = weight;
+  return "";
+}
+
 // What a whole fit takes too.
 void AddShardOptions(CLI::App* app, AccumulateFlags& f) {
   app->add_option("--layout", f.layout,
@@ -27,8 +54,9 @@ void AddShardOptions(CLI::App* app, AccumulateFlags& f) {
   app->add_option("--seed", f.seed, "Of which are held out")->capture_default_str();
   app->add_option("--token-stride", f.token_stride, "Every n-th row of the shards")
       ->capture_default_str();
-  app->add_option("--domain-weight", f.domain_weights,
-                  "DOMAIN=WEIGHT of each row; repeat for others");
+  app->add_option("--domain-weight", "DOMAIN=WEIGHT of each row; repeat for others")
+      ->check([&f](const std::string& text) { return ReadDomainWeight(text, f); })
+      ->expected(1, -1);
   app->add_option("--memory", f.memory_bytes, "Most of this process, such as 8GB; default: no cap")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   app->add_option("--checkpoint-every", f.checkpoint_seconds, "Seconds")->capture_default_str();
@@ -47,8 +75,8 @@ void AddAccumulate(CLI::App* fit, AccumulateFlags& f, const std::stop_token& sto
   app->add_option("shards", f.shards, "Folder of shards")->required();
   app->add_option("-o,--out", f.out, "Moments file")->required();
   AddShardOptions(app, f);
-  app->add_option("--shard", f.shard, "I/N: the I-th of N machines takes every N-th sequence")
-      ->capture_default_str();
+  app->add_option("--shard", "I/N: the I-th of N machines takes every N-th sequence")
+      ->check([&f](const std::string& text) { return ReadMachine(text, f); });
   app->add_flag("--overwrite", f.overwrite, "Replace the moments file, or drop a checkpoint");
   app->add_flag("--dry-run", f.dry_run, "Say what it would take, and stop");
 }
@@ -74,6 +102,14 @@ void AddSolve(CLI::App* fit, SolveFlags& f, const std::stop_token& stop,
   app->add_option("--memory", f.memory_bytes, "Most for weights and workspaces, such as 8GB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   AddSolveOptions(app, f);
+}
+
+void AddMlp(CLI::App* fit, MlpFlags& f, const std::stop_token& stop,
+            const std::function<void(Command)>& choose) {
+  CLI::App* app =
+      AddCommand(fit, "mlp", "Networks beside an artifact's linear maps, or alone", choose,
+                 [&f, stop](const Output& output) { return RunFitMlp(f, output, stop); });
+  AddMlpOptions(app, f);
 }
 
 // `fit SHARDS -o DIR`, where no subcommand is named.
@@ -111,6 +147,7 @@ void AddFit(CLI::App& root, FitFlags& flags, const std::stop_token& stop,
   AddAccumulate(fit, flags.accumulate, stop, choose);
   AddMerge(fit, flags.merge, stop, choose);
   AddSolve(fit, flags.solve, stop, choose);
+  AddMlp(fit, flags.mlp, stop, choose);
 }
 
 }  // namespace kvbridge::cli

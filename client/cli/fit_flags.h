@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 
 #include "client/cli/commands.h"
 #include "client/cli/exit_code.h"
+#include "client/cli/fit_mlp_command.h"
 #include "client/cli/fit_solve_flags.h"
 #include "client/cli/output.h"
 #include "core/base/strict_json.h"
@@ -31,9 +33,10 @@ struct AccumulateFlags {
   double held_out = 0.2;
   uint64_t seed = 0;
   int64_t token_stride = 1;
-  std::vector<std::string> domain_weights;  // "code=2"
-  std::string shard = "1/1";                // this machine's: "2/7"
-  uint64_t memory_bytes = 0;                // 0 = no cap
+  std::map<std::string, double> domain_weights;
+  int32_t machine = 1;  // of `machines`, which share the sequences
+  int32_t machines = 1;
+  uint64_t memory_bytes = 0;  // 0 = no cap
   double checkpoint_seconds = 60;
   bool resume = false;
   bool overwrite = false;
@@ -67,6 +70,7 @@ struct FitFlags {
   AccumulateFlags accumulate;
   MergeFlags merge;
   SolveFlags solve;
+  MlpFlags mlp;
   WholeFitFlags whole;
 };
 

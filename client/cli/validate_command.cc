@@ -11,6 +11,7 @@
 #include "client/cli/table.h"
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
+#include "core/evidence/choose.h"
 #include "core/evidence/random_map.h"
 #include "core/evidence/record.h"
 #include "core/evidence/sequence_scores.h"
@@ -120,6 +121,43 @@ absl::StatusOr<ExitCode> RunValidateScore(const ScoreFlags& flags, const Output&
                     absl::StrFormat("%.4f", variant.nll)});
     }
     return table.Render(color);
+  }));
+  return ExitCode::kOk;
+}
+
+absl::StatusOr<ExitCode> RunValidateChoose(const ChooseFlags& flags, const Output& output) {
+  std::vector<evidence::EvidenceRun> runs;
+  for (const std::string& path : flags.runs) {
+    KVB_ASSIGN_OR_RETURN(runs.emplace_back(), evidence::ReadRun(path));
+  }
+  KVB_ASSIGN_OR_RETURN(const evidence::Choice choice, evidence::Choose(runs));
+  base::Json comparisons = base::Json::array();
+  for (const evidence::Comparison& one : choice.comparisons) {
+    base::Json texts = base::Json::object();
+    for (const auto& [domain, kl] : one.texts) texts[domain] = evidence::ToJson(kl);
+    comparisons.push_back({{"standing", flags.runs[one.standing]},
+                           {"challenger", flags.runs[one.challenger]},
+                           {"kl_difference", evidence::ToJson(one.all)},
+                           {"texts", texts},
+                           {"wins", one.wins}});
+  }
+  const base::Json document = {{"schema", "kvbridge.validate-choose/v1"},
+                               {"chosen", flags.runs[choice.chosen]},
+                               {"artifact", runs[choice.chosen].artifact},
+                               {"comparisons", comparisons}};
+  KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) {
+    Table table({"CHALLENGER", "AGAINST", "TEXT", "KL LESS THE OTHER'S, NATS", "WINS"});
+    for (const evidence::Comparison& one : choice.comparisons) {
+      const auto row = [&](const std::string& text, const Estimate& kl, const char* wins) {
+        table.AddRow(
+            {flags.runs[one.challenger], flags.runs[one.standing], text, Interval(kl, 4), wins});
+      };
+      row("all", one.all, one.wins ? "yes" : "no");
+      for (const auto& [domain, kl] : one.texts) row(domain, kl, "");
+    }
+    return absl::StrCat(RenderFields({{"chosen", flags.runs[choice.chosen]},
+                                      {"artifact", runs[choice.chosen].artifact}}),
+                        "\n", table.Render(color));
   }));
   return ExitCode::kOk;
 }
