@@ -96,7 +96,11 @@ std::variant<RegionPassage, PlaneRefusal> RegionPlane::Open(
   const auto locate = [&](const std::shared_ptr<const Pool>& pool,
                           const std::vector<int32_t>& pages) -> absl::StatusOr<v1::PoolLocation> {
     auto location = passage.session_->Locate(pool, deadline);
-    if (location.ok()) location->mutable_pages()->Add(pages.begin(), pages.end());
+    if (location.ok()) {
+      location->mutable_pages()->Add(pages.begin(), pages.end());
+    } else if (pool != source.pool && pool != target.pool) {
+      staging_.Refuse(location.status());
+    }
     return location;
   };
   absl::StatusOr<TargetView> staged_source;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "google/protobuf/util/message_differencer.h"
 
@@ -15,6 +17,7 @@ using google::protobuf::util::MessageDifferencer;
 
 constexpr int32_t kPageTokens = 64;  // at most 63 slots past the last token have to be cleared
 constexpr int64_t kLeastTokens = 256;
+constexpr absl::Duration kRetryAfter = absl::Seconds(5);
 constexpr int64_t kMostTokens = int64_t{1} << 27;
 
 // So few sizes that pools are used again.
@@ -78,6 +81,7 @@ absl::StatusOr<std::shared_ptr<const Pool>> Staging::Take(
       idle_.erase(found);
       return pool;
     }
+    if (absl::Now() < retry_at_) return refusal_;
     while (!idle_.empty() && bytes_ + bytes > max_bytes_) {
       bytes_ -= BytesOf(idle_.front()->layout().model, idle_.front()->layout().pages * kPageTokens);
       dropped->push_back(std::move(idle_.front()));
@@ -104,6 +108,12 @@ void Staging::Return(std::shared_ptr<const Pool> pool, bool reusable) {
   } else {
     bytes_ -= BytesOf(pool->layout().model, pool->layout().pages * kPageTokens);
   }
+}
+
+void Staging::Refuse(absl::Status why) {
+  const std::lock_guard lock(mutex_);
+  refusal_ = std::move(why);
+  retry_at_ = absl::Now() + kRetryAfter;
 }
 
 std::vector<int32_t> StagingPages(const Pool& pool, int64_t tokens) {

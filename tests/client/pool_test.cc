@@ -142,6 +142,14 @@ TEST_F(StagingTest, WhatIsIdleGoesBeforeTheBoundIsReached) {
   EXPECT_TRUE(absl::IsResourceExhausted(Take(1).status()));
 }
 
+TEST_F(StagingTest, AfterARefusalOnlyWhatIsThereServes) {
+  const auto first = Take(100).value();
+  staging_.Return(first, true);
+  staging_.Refuse(absl::ResourceExhaustedError("the server has none"));
+  EXPECT_EQ(Take(512).status().message(), "the server has none");
+  EXPECT_EQ(Take(100).value(), first);
+}
+
 TEST(SharedRegionTest, IsWholePagesThatReadZero) {
   const auto region = SharedRegion::Create(5000).value();
   EXPECT_EQ(region->bytes().size() % 4096, 0u);
