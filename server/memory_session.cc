@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/admin_service.h"
 #include "server/convert.h"
 #include "server/grpc_status.h"
 #include "server/tenant.h"
@@ -30,6 +31,9 @@ MemorySession::MemorySession(const Env& env, grpc::CallbackServerContext* contex
     : env_(env), context_(context), started_(env.clock->Now()) {}
 
 absl::Status MemorySession::Begin() {
+  if (!IsLocalPeer(context_->peer())) {
+    return absl::PermissionDeniedError("shared memory is for callers on this host");
+  }
   if (absl::Status own = CheckStated(*context_, "tenant", request_.tenant(), env_.recorder);
       !own.ok()) {
     return own;

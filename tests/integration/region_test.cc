@@ -36,8 +36,13 @@ bool Eventually(const std::function<bool()>& holds) {
 // An admitted transfer that reads its source as it is told, and holds its pins meanwhile.
 class HeldTransfer {
  public:
-  HeldTransfer(const ServerHarness& harness, v1::TransferHeader header)
-      : stub_(v1::KvBridge::NewStub(harness.Connect())), stream_(stub_->Transfer(&context_)) {
+  HeldTransfer(const ServerHarness& harness, v1::TransferHeader header,
+               absl::Duration deadline = absl::InfiniteDuration())
+      : stub_(v1::KvBridge::NewStub(harness.Connect())) {
+    if (deadline != absl::InfiniteDuration()) {
+      context_.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+    }
+    stream_ = stub_->Transfer(&context_);
     v1::TransferRequest request;
     *request.mutable_header() = std::move(header);
     request.mutable_header()->set_streamed_source(true);
@@ -70,9 +75,12 @@ class HeldTransfer {
   }
   void Cancel() {
     context_.TryCancel();
+    EXPECT_EQ(AwaitEnd(), grpc::CANCELLED);
+  }
+  grpc::StatusCode AwaitEnd() {
     while (Next().event_case() != 0) {
     }
-    stream_->Finish();
+    return stream_->Finish().error_code();
   }
 
  private:
@@ -375,6 +383,15 @@ TEST_F(RegionTest, CallersThatGoAwayAnywhereLeaveNoPin) {
   EXPECT_FALSE(client_->Unregister(target_->region.id).draining());
 }
 
+TEST_F(RegionTest, ADeadlineLetsGoOfThePins) {
+  HeldTransfer held(harness_, Header(), absl::Seconds(1));
+  held.Ready(16);
+  EXPECT_EQ(held.AwaitEnd(), grpc::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(harness_.Quiet());
+  EXPECT_FALSE(client_->Unregister(source_->region.id).draining());
+  EXPECT_FALSE(client_->Unregister(target_->region.id).draining());
+}
+
 TEST_F(RegionTest, HeartbeatsKeepTheSession) {
   const std::string id = client_->session_id();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(client_->Heartbeat());
@@ -429,6 +446,25 @@ TEST_F(RegionTest, ADrainEndsSessionsWhenTransfersHaveEnded) {
   stopping.join();
   EXPECT_FALSE(client_->Heartbeat());
   EXPECT_EQ(Use().sessions, 0);
+}
+
+class ShadowRegionTest : public RegionTest {
+ protected:
+  ShadowRegionTest() : RegionTest(Options()) {}
+  static HarnessOptions Options() {
+    HarnessOptions options;
+    options.configure = [](v1::Config* config) {
+      config->mutable_routes(0)->set_stage(v1::ROUTE_STAGE_SHADOW);
+    };
+    return options;
+  }
+};
+
+TEST_F(ShadowRegionTest, NothingIsSaidToBeReadyAndThePagesAreListed) {
+  const CallResult got = harness_.Call(Header(), {});
+  EXPECT_EQ(got.decision.reason(), v1::REASON_ROUTE_DISABLED) << got.decision.detail();
+  EXPECT_THAT(got.decision.dirty_pages(), ::testing::UnorderedElementsAreArray(target_pages_));
+  for (const auto& event : got.events) EXPECT_FALSE(event.has_layers_ready());
 }
 
 // A lease and an idle timeout that a test can wait for.
