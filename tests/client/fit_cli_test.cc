@@ -111,6 +111,24 @@ TEST_F(FitCliTest, FlagsThatDoNotReadAreUsageErrorsBeforeAnyWork) {
   EXPECT_GT(json()["fit_rows"], 0);
 }
 
+TEST_F(FitCliTest, NetworksAreTrainedOrSaidToNeedLibTorch) {
+  ASSERT_EQ(Run(std::string("fit ") + kShards + " -q -o " + Path("a")), 0) << err();
+  const int code =
+      Run(std::string("fit mlp ") + kShards + " -q --format json --hidden 8 --epochs 2" +
+          " --threads 1 --base " + Path("a") + " -o " + Path("b"));
+  EXPECT_FALSE(fs::exists(Path("b.networks")));
+  if (code == 4) {
+    EXPECT_THAT(err(), HasSubstr("KVBRIDGE_TORCH_DIR"));
+    EXPECT_FALSE(fs::exists(Path("b")));
+    return;
+  }
+  ASSERT_EQ(code, 0) << err();
+  EXPECT_EQ(json()["schema"], "kvbridge.fit-mlp/v1");
+  EXPECT_EQ(json()["network"]["layers"].size(), 6);
+  EXPECT_EQ(json()["network"]["rows"]["fit"], 480);
+  EXPECT_EQ(Run("inspect " + Path("b")), 0) << err();
+}
+
 TEST_F(FitCliTest, TheTargetsKNormMustFitTheMoments) {
   EXPECT_EQ(Run(std::string("fit ") + kShards + " -q -o " + Path("a") +
                 " --target-model tests/data/family/large"),
