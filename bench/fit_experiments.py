@@ -19,7 +19,7 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -248,7 +248,7 @@ def passages(pair: Pair, ids: torch.Tensor) -> Passages:
 
 
 @torch.no_grad()
-def score(pair: Pair, m: Map | None, p: Passages, tail: int = 1, oracle: bool = False) -> dict[str, float]:
+def score(pair: Pair, m: Map | Callable | None, p: Passages, tail: int = 1, oracle: bool = False) -> dict[str, float]:
     """The protocol of kvbridge.evaluate: PROMPT - tail tokens mapped. oracle: 384 mapped, 128 fed, NLL of 127."""
     if oracle:
         n, ids, own, labels = PROMPT, p.ids[:, PROMPT:], p.own[:, 1:], p.ids[:, PROMPT + 1 :]
@@ -258,7 +258,7 @@ def score(pair: Pair, m: Map | None, p: Passages, tail: int = 1, oracle: bool = 
     if m is None:
         out = pair.target.run(ids, last=SCORED)
     else:
-        k, v = mapped(pair, m, p.x[:, :n])
+        k, v = mapped(pair, m, p.x[:, :n]) if isinstance(m, Map) else m(p.x[:, :n])
         out = pair.target.run(ids, (k, v), n, last=SCORED)
     q = out.log_softmax(-1)
     kl = float((own.exp() * (own - q)).sum(-1).mean())
