@@ -103,10 +103,18 @@ TEST(EventLogTest, AnAppliedTransferHasNoReason) {
   EXPECT_FALSE(EventFields(event).contains("reason"));
 }
 
+v1::WatchEventsResponse Offered(const std::string& id) {
+  v1::WatchEventsResponse response;
+  *response.mutable_event() = Event(id);
+  return response;
+}
+
 TEST(EventLogTest, StopHandsOutEverythingInOrder) {
   std::vector<std::string> ids;
-  EventLog log([&ids](const v1::DecisionEvent& event) { ids.push_back(event.request_id()); });
-  for (int i = 0; i < 100; ++i) log.Offer(Event(std::to_string(i)));
+  EventLog log([&ids](const v1::WatchEventsResponse& response) {
+    ids.push_back(response.event().request_id());
+  });
+  for (int i = 0; i < 100; ++i) log.Offer(Offered(std::to_string(i)));
   log.Stop();
   ASSERT_EQ(ids.size(), 100u);
   EXPECT_EQ(ids[42], "42");
@@ -116,14 +124,14 @@ TEST(EventLogTest, StopHandsOutEverythingInOrder) {
 TEST(EventLogTest, AStuckSinkCostsEventsNotTime) {
   base::Mutex gate;
   gate.Lock();
-  EventLog log([&gate](const v1::DecisionEvent&) { base::MutexLock wait(&gate); }, 4);
-  for (int i = 0; i < 100; ++i) log.Offer(Event("x"));
+  EventLog log([&gate](const v1::WatchEventsResponse&) { base::MutexLock wait(&gate); }, 4);
+  for (int i = 0; i < 100; ++i) log.Offer(Offered("x"));
   // At most a batch of 4 in the sink's hands and 4 queued.
   EXPECT_GE(log.dropped(), 92u);
   gate.Unlock();
   log.Stop();
   const uint64_t before = log.dropped();
-  log.Offer(Event("late"));
+  log.Offer(Offered("late"));
   EXPECT_EQ(log.dropped(), before + 1);
 }
 
