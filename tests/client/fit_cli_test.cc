@@ -105,10 +105,10 @@ TEST_F(FitCliTest, FlagsThatDoNotReadAreUsageErrorsBeforeAnyWork) {
   EXPECT_EQ(Run(accumulate + " --domain-weight code=much"), 2);
   EXPECT_THAT(err(), HasSubstr("expected DOMAIN=WEIGHT, got code=much"));
   EXPECT_FALSE(fs::exists(Path("m")));
-  ASSERT_EQ(Run(accumulate + " -q --format json --dry-run --shard 2/2 --domain-weight a=2 b=0.5"),
-            0)
-      << err();
-  EXPECT_GT(json()["fit_rows"], 0);
+  ASSERT_EQ(Run(accumulate + " -q --format json --dry-run --shard 2/2"), 0) << err();
+  EXPECT_EQ(json()["sequences"], 3);
+  EXPECT_EQ(Run(accumulate + " -q --dry-run --domain-weight a=2 --domain-weight b=0.5"), 3);
+  EXPECT_THAT(err(), HasSubstr("weight of domain a: no sequence has it"));
 }
 
 TEST_F(FitCliTest, NetworksAreTrainedOrSaidToNeedLibTorch) {

@@ -8,7 +8,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-READ = ["docs", "core/metrics/metric_names.h", "core/guard/reason.cc", "proto/kvbridge/v1", "client/python/README.md"]
+READ = [
+    "docs",
+    "core/metrics/metric_names.h",
+    "core/guard/reason.cc",
+    "proto/kvbridge/v1",
+    "client/python/README.md",
+    "deploy/helm/kvbridge/README.md",
+]
 
 
 class DocsCheckTest(unittest.TestCase):
