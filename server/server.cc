@@ -60,12 +60,15 @@ absl::StatusOr<std::optional<device::Isa>> ToIsa(const std::string& isa) {
   return absl::InvalidArgumentError(absl::StrCat("engine.isa: got \"", isa, "\""));
 }
 
-engine::Limits ToLimits(const v1::LimitsConfig& limits) {
+engine::Limits ToLimits(const v1::LimitsConfig& limits, std::shared_ptr<TenantShares> tenants) {
   return {.max_tokens = limits.max_tokens(),
           .max_request_bytes = static_cast<uint64_t>(limits.max_request_bytes()),
           .max_inflight_bytes = static_cast<uint64_t>(limits.max_inflight_bytes()),
           .max_inflight_transfers = limits.max_inflight_transfers(),
-          .max_tenant_bytes = static_cast<uint64_t>(limits.max_tenant_bytes())};
+          .max_tenant_bytes = static_cast<uint64_t>(limits.max_tenant_bytes()),
+          .tenant_bytes = [tenants = std::move(tenants)](absl::string_view name) {
+            return tenants->InflightBytesOf(name);
+          }};
 }
 
 std::vector<metrics::ReasonLabel> WireReasons() {
@@ -200,7 +203,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loade
       engine::TransferEngine::Create(
           {.tile_tokens = config.engine().tile_tokens(),
            .tiles_in_flight = config.limits().tiles_in_flight(),
-           .limits = ToLimits(config.limits()),
+           .limits = ToLimits(config.limits(), parts.tenants),
            .tenant_weight = [tenants = parts.tenants](
                                 absl::string_view name) { return tenants->WeightOf(name); }},
           {.pool = parts.workers.get(), .backend = parts.backend.get(), .clock = clock}));

@@ -49,10 +49,15 @@ absl::StatusOr<std::shared_ptr<Admission>> Admission::Create(const Limits& limit
   return std::shared_ptr<Admission>(new Admission(limits));
 }
 
+uint64_t Admission::LimitOf(absl::string_view tenant) const {
+  const uint64_t own = limits_.tenant_bytes == nullptr ? 0 : limits_.tenant_bytes(tenant);
+  if (own != 0) return own;
+  return limits_.max_tenant_bytes == 0 ? limits_.max_inflight_bytes : limits_.max_tenant_bytes;
+}
+
 std::variant<Reservation, guard::Refusal> Admission::Reserve(const Claim& claim) {
   using guard::Reason;
-  const uint64_t tenant_limit =
-      limits_.max_tenant_bytes == 0 ? limits_.max_inflight_bytes : limits_.max_tenant_bytes;
+  const uint64_t tenant_limit = LimitOf(claim.tenant);
   const std::string need = HumanBytes(claim.buffer_bytes);
   if (claim.payload_bytes > limits_.max_request_bytes) {
     return Refuse(Reason::kBatchLimit, "max_request_bytes", HumanBytes(limits_.max_request_bytes),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,6 +25,9 @@ struct Limits {
   uint64_t max_inflight_bytes = uint64_t{1} << 30;  // buffers and workspace of all requests
   int32_t max_inflight_transfers = 256;
   uint64_t max_tenant_bytes = 0;  // buffers and workspace of one tenant; 0 = max_inflight_bytes
+  // Of single tenants, 0 = max_tenant_bytes; empty = none has a limit of its own. Answers at once,
+  // from any thread.
+  std::function<uint64_t(absl::string_view tenant)> tenant_bytes = nullptr;
 };
 
 // What one transfer needs.
@@ -76,6 +80,7 @@ class Admission : public std::enable_shared_from_this<Admission> {
  private:
   friend class Reservation;
   explicit Admission(const Limits& limits) : limits_(limits) {}
+  uint64_t LimitOf(absl::string_view tenant) const;
   void Release(const std::string& tenant, uint64_t bytes);
 
   const Limits limits_;

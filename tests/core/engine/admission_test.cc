@@ -55,6 +55,21 @@ TEST(AdmissionTest, WhatDoesNotFitNowIsOverloadAndNamesTheLimitButNoTenant) {
   EXPECT_EQ(Why(admission->Reserve({"bob", 1, 40})), Reason::kNone);
 }
 
+TEST(AdmissionTest, ATenantMayHaveALimitOfItsOwn) {
+  const auto admission =
+      Admission::Create({.max_inflight_bytes = 100,
+                         .max_tenant_bytes = 60,
+                         .tenant_bytes = [](absl::string_view tenant) -> uint64_t {
+                           return tenant == "small" ? 10 : tenant == "large" ? 80 : 0;
+                         }})
+          .value();
+  EXPECT_EQ(Why(admission->Reserve({"small", 1, 11})), Reason::kBatchLimit);
+  EXPECT_EQ(Why(admission->Reserve({"other", 1, 61})), Reason::kBatchLimit);
+  const auto held = admission->Reserve({"large", 1, 80});
+  EXPECT_EQ(Why(held), Reason::kNone);
+  EXPECT_EQ(Why(admission->Reserve({"small", 1, 10})), Reason::kNone);
+}
+
 TEST(AdmissionTest, TransfersAreCountedWhateverTheirSize) {
   const auto admission = Make();
   std::vector<std::variant<Reservation, Refusal>> held;
