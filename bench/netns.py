@@ -45,8 +45,17 @@ def why_no_relay() -> str | None:
     return None if Path("/dev/net/tun").exists() else "the relay needs /dev/net/tun"
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def _wait_until_it_carries(host: str) -> None:
+    """UCX looks at interfaces once, when it starts, and only at those that run."""
+    deadline = time.monotonic() + 10
+    while "LOWER_UP" not in _ip("-n", host, "link", "show", "link0"):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"link0 of {host} does not come up")
+        time.sleep(0.01)
 
 
 class TwoHosts:
@@ -76,6 +85,8 @@ class TwoHosts:
             for name, address in ((self.left, self.left_address), (self.right, self.right_address)):
                 _ip("-n", name, "address", "add", f"{address}/24", "dev", "link0")
                 _ip("-n", name, "link", "set", "link0", "up")
+            for name in (self.left, self.right):
+                _wait_until_it_carries(name)
         except BaseException:
             self.__exit__(None, None, None)
             raise

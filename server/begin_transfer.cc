@@ -17,12 +17,6 @@ using guard::Refusal;
 
 constexpr size_t kMaxRequestId = 128;  // of what is logged when the request was refused for it
 
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
-  const auto deadline = context.deadline();
-  return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
-                                                                  : absl::FromChrono(deadline);
-}
-
 std::string TraceOf(const grpc::CallbackServerContext& context) {
   const auto it = context.client_metadata().find("traceparent");
   if (it == context.client_metadata().end()) return "";
@@ -37,10 +31,27 @@ std::optional<Refusal> MoveTo(std::variant<T, Refusal> from, T* to) {
   return std::nullopt;
 }
 
+// Where the edge pushes to. Without UCX here its chunks come in the stream.
+std::optional<Refusal> OpenInbox(const TransferEnv& env, const guard::TransferSpec& spec,
+                                 BegunTransfer* begun) {
+  if (env.peers->push_address().empty()) return std::nullopt;
+  const uint64_t all = spec.tokens * spec.source.geometry.token_bytes();
+  auto inbox =
+      env.peers->node()->Expect({.max_frame_bytes = std::min<uint64_t>(kMaxChunkBytes, all),
+                                 .frames = env.peers->frames_in_flight()},
+                                *env.buffers);
+  if (!inbox.ok()) return Fallback(Reason::kOverload, inbox.status().message());
+  begun->inbox = *std::move(inbox);
+  return std::nullopt;
+}
+
 std::optional<Refusal> OpenSource(const TransferEnv& env, TransferInput& input,
                                   BegunTransfer* begun) {
   const guard::TransferSpec& spec = begun->transfer->spec();
   if (!input.source.pool.has_value()) {
+    if (input.source.remote) {
+      if (auto no = OpenInbox(env, spec, begun)) return no;
+    }
     return MoveTo(InlineSource(spec, std::move(input.source.scales), env.engine->tile_tokens(),
                                env.engine->tiles_in_flight(), env.buffers),
                   &begun->source);
@@ -83,13 +94,24 @@ std::optional<Refusal> OpenTarget(const TransferEnv& env, TransferInput& input,
 
 }  // namespace
 
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  const auto deadline = context.deadline();
+  return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
+                                                                  : absl::FromChrono(deadline);
+}
+
+DecisionContext AboutTransfer(const v1::TransferHeader& header,
+                              const grpc::CallbackServerContext& context) {
+  return {.request_id = header.request_id().substr(0, kMaxRequestId),
+          .pair = std::string(metrics::kOtherPair),
+          .trace_id = TraceOf(context),
+          .tokens = std::max<int64_t>(0, header.source_selection().tokens())};
+}
+
 std::variant<BegunTransfer, engine::Decision> BeginTransfer(
     const TransferEnv& env, const grpc::CallbackServerContext& context,
     const v1::TransferHeader& header, DecisionContext* about) {
-  about->request_id = header.request_id().substr(0, kMaxRequestId);
-  about->pair = std::string(metrics::kOtherPair);
-  about->trace_id = TraceOf(context);
-  about->tokens = std::max<int64_t>(0, header.source_selection().tokens());
+  *about = AboutTransfer(header, context);
   guard::TransferSpec unread;
   unread.route = header.route().substr(0, kMaxRequestId);
   unread.token_ids_sha256 = header.source_selection().token_ids_sha256();
@@ -115,6 +137,7 @@ std::variant<BegunTransfer, engine::Decision> BeginTransfer(
   BegunTransfer begun{.transfer = std::get<std::shared_ptr<engine::Transfer>>(admitted)};
   std::optional<Refusal> no = OpenSource(env, *input, &begun);
   if (!no.has_value()) no = OpenTarget(env, *input, &begun);
+  if (begun.inbox != nullptr) about->source_transport = kUcx;
   if (!no.has_value()) return begun;
   begun.transfer->Cancel(*std::move(no));
   return begun.transfer->Finish().value();

@@ -14,10 +14,12 @@
 #include "core/engine/transfer_engine.h"
 #include "core/kv/buffer_pool.h"
 #include "core/memory/memory_registry.h"
+#include "core/ucx/inbox.h"
 #include "grpcpp/server_context.h"
 #include "kvbridge/v1/transfer.pb.h"
 #include "server/convert.h"
 #include "server/decision_recorder.h"
+#include "server/peers.h"
 #include "server/route_table.h"
 #include "server/source_plane.h"
 #include "server/target_plane.h"
@@ -30,6 +32,7 @@ struct TransferEnv {
   engine::TransferEngine* engine = nullptr;
   std::shared_ptr<kv::BufferPool> buffers;
   const memory::MemoryRegistry* memory = nullptr;  // null: no region plane
+  const Peers* peers = nullptr;
   const base::Clock* clock = nullptr;
   DecisionRecorder* recorder = nullptr;
   const std::atomic<bool>* draining = nullptr;  // new transfers are refused
@@ -40,8 +43,14 @@ struct BegunTransfer {
   std::shared_ptr<engine::Transfer> transfer;
   std::shared_ptr<SourcePlane> source;
   std::shared_ptr<TargetPlane> target;
-  std::vector<SourceTile> ready;  // source tokens that wait for no message
+  std::vector<SourceTile> ready;      // source tokens that wait for no message
+  std::unique_ptr<ucx::Inbox> inbox;  // where chunks come from; null: the stream
 };
+
+// What is known of a call before its header was understood.
+DecisionContext AboutTransfer(const v1::TransferHeader& header,
+                              const grpc::CallbackServerContext& context);
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context);
 
 // Nothing is held when it answers a decision. Fills `about` in, but for the time. Any thread;
 // blocks for nothing but a few hundred pages' worth of zeroing.

@@ -198,6 +198,12 @@ absl::StatusOr<Place> ToPlace(const v1::KvSelection& selection, const model::KvG
                               const std::string& path) {
   Place place;
   switch (selection.location_case()) {
+    case v1::KvSelection::kRemote:
+      if (path != "source_selection" || selection.remote().mapped()) {
+        return Wrong(path + ".remote", "a source that is not mapped yet", "another");
+      }
+      place.remote = true;
+      [[fallthrough]];
     case v1::KvSelection::kInline: {
       KVB_ASSIGN_OR_RETURN(place.scales, ToScales(selection, geometry, path));
       return place;

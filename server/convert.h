@@ -38,10 +38,12 @@ struct RouteChange;
 // How a selection's bytes move, as metrics say it.
 inline constexpr absl::string_view kInline = "inline";
 inline constexpr absl::string_view kShm = "shm";
+inline constexpr absl::string_view kUcx = "ucx";
 
-// Where a selection lies: in the stream, unless it names a pool.
+// Where a selection lies: in the stream, unless it names a pool, or lies at a peer.
 struct Place {
   std::optional<PoolPlace> pool;
+  bool remote = false;  // sent by another kvbridged; sources only
   // [layers * 2] as kv::KvView::planes; empty unless the selection states scales.
   std::vector<std::vector<float>> scales;
 
@@ -68,9 +70,14 @@ google::protobuf::Duration ToProto(absl::Duration duration);
 
 v1::ModelSpec ToProto(const model::ModelSpec& spec);
 v1::Outcome ToProto(guard::Outcome outcome);
+guard::Outcome FromProto(v1::Outcome outcome);
 v1::Reason ToProto(guard::Reason reason);
+guard::Reason FromProto(v1::Reason reason);
 v1::RouteStage ToProto(guard::RouteStage stage);
 v1::Decision ToProto(const engine::Decision& decision);
+// A peer's.
+engine::Decision FromProto(const v1::Decision& decision);
+guard::Refusal FromProto(const v1::SourceFailed& failed);
 v1::PlanResponse ToProto(const plan::TransferPlan& plan);
 // Of a transfer with this native tail; values below 1 mean 1.
 v1::EvidenceSummary ToProto(const artifact::Provenance& provenance, int64_t native_tail);

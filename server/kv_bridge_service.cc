@@ -135,6 +135,9 @@ grpc::ServerUnaryReactor* KvBridgeService::GetCapabilities(grpc::CallbackServerC
     response->add_element_types(type);
   }
   response->add_planes(v1::PLANE_INLINE);
+  const Peers& peers = *deps_.transfers.peers;
+  if (!peers.push_address().empty()) response->add_planes(v1::PLANE_UCX);
+  for (std::string& name : peers.names()) response->add_peers(std::move(name));
   // Descriptors travel on this host only.
   if (!deps_.memory_socket.empty() && IsLocalPeer(context->peer())) {
     response->add_features(std::string(kRegions));

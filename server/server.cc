@@ -183,6 +183,7 @@ struct Server::Parts {
   std::unique_ptr<memory::MemoryRegistry> memory;
   Grants grants;
   ConfigSource source;
+  std::unique_ptr<Peers> peers;
 };
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loaded, Log* log,
@@ -217,6 +218,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const LoadedConfig& loade
   parts.source = std::move(source);
   KVB_ASSIGN_OR_RETURN(parts.grants, ReadGrants(config.auth()));
   for (const std::string& warning : parts.grants.warnings) log->Warn(warning);
+  KVB_ASSIGN_OR_RETURN(parts.peers, Peers::Create(config));
   return std::unique_ptr<Server>(new Server(loaded, log, std::move(parts)));
 }
 
@@ -232,6 +234,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
       backend_(std::move(parts.backend)),
       engine_(std::move(parts.engine)),
       memory_(std::move(parts.memory)),
+      peers_(std::move(parts.peers)),
       liveness_(workers_.get(), &clock_),
       metrics_([this] {
         auto options = MetricsOptions(config_, backend_name_);
@@ -257,6 +260,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
                                 .engine = engine_.get(),
                                 .buffers = buffers_,
                                 .memory = memory_.get(),
+                                .peers = peers_.get(),
                                 .clock = &clock_,
                                 .recorder = &recorder_,
                                 .draining = &draining_,
@@ -559,7 +563,8 @@ void Server::Drain() {
 
 void Server::WaitForTransfers(absl::Time earliest, absl::Time latest) {
   base::MutexLock lock(&drain_mutex_);
-  while ((clock_.Now() < earliest || engine_->admission().inflight_transfers() > 0) &&
+  while ((clock_.Now() < earliest ||
+          engine_->admission().inflight_transfers() + peers_->inflight_transfers() > 0) &&
          clock_.Now() < latest) {
     drain_changed_.WaitFor(&drain_mutex_, kDrainPoll);
   }

@@ -43,6 +43,7 @@
 #include "server/liveness.h"
 #include "server/log.h"
 #include "server/memory_service.h"
+#include "server/peers.h"
 #include "server/route_table.h"
 #include "server/server_state.h"
 #include "server/task_thread.h"
@@ -138,6 +139,7 @@ class Server {
   const std::unique_ptr<device::Backend> backend_;
   const std::unique_ptr<engine::TransferEngine> engine_;
   const std::unique_ptr<memory::MemoryRegistry> memory_;  // null: no region plane
+  const std::unique_ptr<Peers> peers_;
   Liveness liveness_;
   metrics::ServerMetrics metrics_;
   EventHub hub_;

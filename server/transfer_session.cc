@@ -19,6 +19,10 @@ using guard::Refusal;
 
 const metrics::RpcMethod kMethod{"kvbridge.v1.KvBridge", "Transfer", "bidi_stream"};
 
+absl::Status HeaderFirst() {
+  return absl::InvalidArgumentError("stream: expected the header first");
+}
+
 }  // namespace
 
 TransferSession* TransferSession::Start(const TransferEnv& env,
@@ -42,10 +46,12 @@ TransferSession::TransferSession(const TransferEnv& env, grpc::CallbackServerCon
 // `reading_` stays set until the message is dealt with: no other thread may start the next read
 // while the assembler is in use.
 void TransferSession::OnReadDone(bool ok) {
+  if (const auto relay = this->relay()) return relay->OnReadDone(ok);
   {
     base::MutexLock lock(&mutex_);
     if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
-    input_ended_ = !ok;
+    stream_ended_ = !ok;
+    if (inbox_ == nullptr) input_ended_ = !ok;
     moved_ = env_.clock->Now();
   }
   if (ok) {
@@ -55,7 +61,7 @@ void TransferSession::OnReadDone(bool ok) {
   }
   base::MutexLock lock(&mutex_);
   reading_ = false;
-  Pump();
+  if (relay_ == nullptr) Pump();
 }
 
 void TransferSession::TakeMessage() {
@@ -66,7 +72,15 @@ void TransferSession::TakeMessage() {
     Malformed(message.status());
   } else if (const auto* header = std::get_if<v1::TransferHeader>(&*message)) {
     TakeHeader(*header);
+  } else if (const auto* failed = std::get_if<v1::SourceFailed>(&*message)) {
+    base::MutexLock lock(&mutex_);
+    if (phase_ == Phase::kHeader) return Malformed(HeaderFirst());
+    Refuse(FromProto(*failed));
   } else if (const auto* chunk = std::get_if<wire::ReceivedChunk>(&*message)) {
+    if (HasInbox()) {
+      base::MutexLock lock(&mutex_);
+      return Refuse(Fallback(Reason::kInvalidRequest, "chunk: expected it over UCX, as accepted"));
+    }
     TakeSource(*chunk);
   } else {
     TakeSource(std::get<v1::ReadyUpTo>(*message));
@@ -86,6 +100,15 @@ void TransferSession::TakeHeader(const v1::TransferHeader& header) {
     base::MutexLock lock(&mutex_);
     return Malformed(own);
   }
+  if (!header.peer().empty()) {
+    auto relay = RelaySession::Create(env_, context_, this, header);
+    {
+      base::MutexLock lock(&mutex_);
+      if (phase_ != Phase::kHeader) return;
+      relay_ = relay;
+    }
+    return relay->Start(header);
+  }
   DecisionContext about;
   auto begun = BeginTransfer(env_, *context_, header, &about);
   base::MutexLock lock(&mutex_);
@@ -102,6 +125,7 @@ void TransferSession::Accept(BegunTransfer begun) {
   transfer_ = std::move(begun.transfer);
   source_ = std::move(begun.source);
   target_ = std::move(begun.target);
+  inbox_ = std::move(begun.inbox);
   phase_ = Phase::kStreaming;
   const guard::TransferSpec& spec = transfer_->spec();
   unsubmitted_ = transfer_->covered_tokens() - spec.first_token;
@@ -113,6 +137,11 @@ void TransferSession::Accept(BegunTransfer begun) {
   accepted.set_tile_tokens(env_.engine->tile_tokens());
   accepted.set_plane(spec.source_buffered || spec.target_buffered ? v1::PLANE_INLINE
                                                                   : v1::PLANE_REGION);
+  if (inbox_ != nullptr) {
+    accepted.set_plane(v1::PLANE_UCX);
+    accepted.mutable_remote()->set_address(env_.peers->push_address());
+    accepted.mutable_remote()->set_token(inbox_->token());
+  }
   accepted.set_artifact_digest(transfer_->artifact_digest());
   accepted.mutable_expected_seconds()->set_source("unmeasured");
   if (const auto seconds = transfer_->expected_seconds()) {
@@ -159,7 +188,7 @@ void TransferSession::TakeSource(const Message& message) {
   {
     base::MutexLock lock(&mutex_);
     if (phase_ == Phase::kHeader) {
-      Malformed(absl::InvalidArgumentError("stream: expected the header first"));
+      Malformed(HeaderFirst());
     }
     source = source_;
   }
@@ -194,9 +223,37 @@ void TransferSession::EndInput() {
     Abandon();
   } else if (phase_ == Phase::kHeader) {
     Malformed(absl::InvalidArgumentError("stream: expected a header, got its end"));
-  } else if (source_ != nullptr && !transfer_->cancelled()) {
+  } else if (input_ended_ && source_ != nullptr && !transfer_->cancelled()) {
     if (std::optional<Refusal> missing = source_->End()) Refuse(*std::move(missing));
   }
+}
+
+// On the node's thread, as a reader's.
+void TransferSession::TakeFrame(absl::StatusOr<ucx::Frame> frame) {
+  wire::ReceivedChunk chunk;
+  bool end = false;
+  if (!frame.ok()) {
+    base::MutexLock lock(&mutex_);
+    Refuse(Fallback(Reason::kTransport, frame.status().message()));
+  } else if (frame->head.empty()) {
+    end = true;
+  } else if (!chunk.head.ParseFromString(frame->head)) {
+    base::MutexLock lock(&mutex_);
+    Refuse(Fallback(Reason::kTransport, "frame: expected a chunk's head, got other bytes"));
+  } else {
+    chunk.data = {frame->payload};
+    chunk.bytes = frame->payload.size();
+    TakeSource(chunk);
+  }
+  {
+    base::MutexLock lock(&mutex_);
+    input_ended_ = input_ended_ || end;
+  }
+  if (end) EndInput();
+  base::MutexLock lock(&mutex_);
+  moved_ = env_.clock->Now();
+  receiving_ = false;
+  Pump();
 }
 
 // --- map
@@ -302,6 +359,7 @@ void TransferSession::Send(OutgoingMessage message, TilePtr tile) {
 }
 
 void TransferSession::OnWriteDone(bool ok) {
+  if (const auto relay = this->relay()) return relay->OnWriteDone(ok);
   base::MutexLock lock(&mutex_);
   writing_ = false;
   moved_ = env_.clock->Now();
@@ -336,12 +394,23 @@ void TransferSession::PumpTiles() {
 // A tile that fills needs room beside those that are complete. Word of a pool's pages needs none.
 void TransferSession::PumpRead() {
   const bool wanted = phase_ == Phase::kHeader ||
-                      (phase_ == Phase::kStreaming && (!transfer_->spec().source_buffered ||
-                                                       ready_.size() + sources_ < tile_limit_));
-  if (reading_ || input_ended_ || !wanted) return;
+                      (phase_ == Phase::kStreaming &&
+                       (!transfer_->spec().source_buffered || inbox_ != nullptr || HasRoom()));
+  PumpInbox();
+  if (reading_ || stream_ended_ || !wanted) return;
   reading_ = true;
   read_started_ = env_.clock->Now();
   StartRead(&incoming_);
+}
+
+void TransferSession::PumpInbox() {
+  if (inbox_ == nullptr || receiving_ || input_ended_ || !HasRoom()) return;
+  if (transfer_->cancelled()) return;
+  receiving_ = true;
+  read_started_ = env_.clock->Now();
+  inbox_->Read([self = shared_from_this()](absl::StatusOr<ucx::Frame> frame) {
+    self->TakeFrame(std::move(frame));
+  });
 }
 
 void TransferSession::PumpWrite() {
@@ -431,10 +500,12 @@ void TransferSession::Close(absl::Status status) {
   ready_.clear();
   source_.reset();
   target_.reset();
+  inbox_.reset();
   transfer_.reset();
 }
 
 void TransferSession::OnCancel() {
+  if (const auto relay = this->relay()) return relay->OnCancel();
   base::MutexLock lock(&mutex_);
   Abandon();
   Pump();
@@ -446,6 +517,7 @@ void TransferSession::OnDone() {
     base::MutexLock lock(&mutex_);
     code = std::string(CodeName(ToGrpc(status_).error_code()));
   }
+  if (const auto relay = this->relay()) code = std::string(CodeName(relay->OnDone()));
   env_.recorder->RpcEnded(kMethod, code, env_.clock->Now() - started_);
   const std::shared_ptr<TransferSession> last = std::move(self_);
 }

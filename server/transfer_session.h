@@ -35,6 +35,7 @@
 #include "grpcpp/support/server_callback.h"
 #include "server/begin_transfer.h"
 #include "server/convert.h"
+#include "server/relay_session.h"
 #include "server/source_plane.h"
 #include "server/target_plane.h"
 
@@ -80,11 +81,20 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 
   void TakeMessage();
   void TakeHeader(const v1::TransferHeader& header);
+  std::shared_ptr<RelaySession> relay() {
+    base::MutexLock lock(&mutex_);
+    return relay_;
+  }
   void Accept(BegunTransfer begun) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Message>
   void TakeSource(const Message& message);
   void Queue(std::vector<SourceTile> tiles) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndInput();
+  void TakeFrame(absl::StatusOr<ucx::Frame> frame);
+  bool HasInbox() {
+    base::MutexLock lock(&mutex_);
+    return inbox_ != nullptr;
+  }
 
   void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnAlarm();
@@ -111,6 +121,10 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PumpTiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PumpRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PumpInbox() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return ready_.size() + sources_ < tile_limit_;
+  }
   void PumpWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const TransferEnv env_;
@@ -129,11 +143,17 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   std::shared_ptr<engine::Transfer> transfer_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<SourcePlane> source_ ABSL_GUARDED_BY(mutex_);  // until it has been read
   std::shared_ptr<TargetPlane> target_ ABSL_GUARDED_BY(mutex_);
+  // Where chunks come from, if not in the stream; then the inbox's reads take the reader's place.
+  std::unique_ptr<ucx::Inbox> inbox_ ABSL_GUARDED_BY(mutex_);
+  bool receiving_ ABSL_GUARDED_BY(mutex_) = false;  // until the frame is dealt with
+  // Drives the stream of a transfer whose target is beside a peer; then nothing else here does.
+  std::shared_ptr<RelaySession> relay_ ABSL_GUARDED_BY(mutex_);
   // A new one each time: an alarm that is set again destroys the callback that sets it.
   std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
   absl::Time moved_ ABSL_GUARDED_BY(mutex_);      // when the stream last made progress
   absl::Status status_ ABSL_GUARDED_BY(mutex_);   // how the stream ends
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // until the message is dealt with
+  bool stream_ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool input_ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time read_started_ ABSL_GUARDED_BY(mutex_);
   absl::Time write_started_ ABSL_GUARDED_BY(mutex_);

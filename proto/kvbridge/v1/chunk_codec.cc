@@ -185,6 +185,7 @@ absl::StatusOr<ReceivedRequest> ParseRequest(const grpc::ByteBuffer& message) {
   auto& request = std::get<v1::TransferRequest>(*parsed);
   if (request.has_header()) return std::move(*request.mutable_header());
   if (request.has_ready_up_to()) return request.ready_up_to();
+  if (request.has_source_failed()) return std::move(*request.mutable_source_failed());
   return absl::InvalidArgumentError(
       "TransferRequest.message: expected header, chunk or ready_up_to, got none");
 }

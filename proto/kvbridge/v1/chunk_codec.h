@@ -35,7 +35,8 @@ struct ReceivedChunk {
   size_t bytes = 0;                              // total length of data
 };
 
-using ReceivedRequest = std::variant<v1::TransferHeader, ReceivedChunk, v1::ReadyUpTo>;
+using ReceivedRequest =
+    std::variant<v1::TransferHeader, ReceivedChunk, v1::ReadyUpTo, v1::SourceFailed>;
 // Any event but a chunk is parsed whole.
 using ReceivedEvent = std::variant<v1::TransferEvent, ReceivedChunk>;
 

@@ -1,0 +1,436 @@
+#include "server/relay_session.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+
+#include "core/base/file.h"
+#include "proto/kvbridge/v1/chunk_codec.h"
+#include "server/grpc_status.h"
+#include "server/tenant.h"
+
+namespace kvbridge::server {
+namespace {
+
+using guard::Fallback;
+using guard::Reason;
+using guard::Refusal;
+
+constexpr uint64_t kMaxTokenBytes = 64 << 10;
+// What ends the frames of a transfer: a frame with no head.
+constexpr std::byte kEnd[1] = {};
+
+// Where to push to: "host:port", or ":port" of the host that answers the call.
+std::string PushAddress(const std::string& told, const std::string& peer_uri) {
+  if (!absl::StartsWith(told, ":")) return told;
+  absl::string_view host = peer_uri;  // "ipv4:10.0.0.2:50061", "ipv6:[::1]:50061"
+  if (!absl::ConsumePrefix(&host, "ipv4:")) absl::ConsumePrefix(&host, "ipv6:");
+  return absl::StrCat(host.substr(0, host.rfind(':')), told);
+}
+
+}  // namespace
+
+std::shared_ptr<RelaySession> RelaySession::Create(const TransferEnv& env,
+                                                   grpc::CallbackServerContext* context,
+                                                   Stream* stream,
+                                                   const v1::TransferHeader& header) {
+  return std::shared_ptr<RelaySession>(
+      new RelaySession(env, context, stream, AboutTransfer(header, *context)));
+}
+
+void RelaySession::Start(const v1::TransferHeader& header) {
+  std::optional<Refusal> refusal = Open(header);
+  base::MutexLock lock(&mutex_);
+  if (phase_ != Phase::kCalling) return;  // the caller went away meanwhile
+  if (refusal.has_value()) {
+    DecideHere(*std::move(refusal));
+  } else {
+    Call(*env_.peers->Find(peer_name_), header);
+    SetAlarm();
+  }
+  Pump();
+}
+
+std::optional<Refusal> RelaySession::Open(const v1::TransferHeader& header) {
+  peer_name_ = header.peer();
+  spec_.route = header.route();
+  spec_.token_ids_sha256 = header.source_selection().token_ids_sha256();
+  if (env_.draining->load()) return Fallback(Reason::kDraining, "the server is shutting down");
+  if (env_.peers->inflight_transfers() > env_.engine->admission().limits().max_inflight_transfers) {
+    return Fallback(Reason::kOverload, "as many transfers to peers as may be in flight");
+  }
+  if (env_.peers->Find(peer_name_) == nullptr) {
+    return Fallback(Reason::kInvalidRequest,
+                    absl::StrCat("peer: expected one of [",
+                                 absl::StrJoin(env_.peers->names(), ", "), "], got another"));
+  }
+  auto input = ToTransferInput(header, DeadlineOf(*context_));
+  if (!input.ok()) return Fallback(Reason::kInvalidRequest, input.status().message());
+  spec_ = std::move(input->spec);
+  spec_.tenant = TenantOf(*context_, header.tenant());
+  if (!input->source.pool.has_value()) {
+    source_ = ChunkRelay(env_.buffers);
+    return std::nullopt;
+  }
+  auto pinned = PooledCache::Pin(env_.memory,
+                                 {.tenant = spec_.tenant,
+                                  .path = "source_selection",
+                                  .model = spec_.source,
+                                  .tokens = spec_.tokens},
+                                 *std::move(input->source.pool));
+  if (auto* no = std::get_if<Refusal>(&pinned)) return std::move(*no);
+  source_ =
+      PoolRelay(spec_, input->streamed_source,
+                std::get<std::shared_ptr<const PooledCache>>(std::move(pinned)), env_.buffers);
+  return std::nullopt;
+}
+
+void RelaySession::Call(const Peer& peer, v1::TransferHeader header) {
+  header.clear_peer();
+  header.set_tenant(peer.knows_us ? "" : spec_.tenant);
+  header.set_streamed_source(false);
+  header.mutable_source_selection()->mutable_remote();
+  if (spec_.deadline < absl::InfiniteFuture()) {
+    call_.context().set_deadline(absl::ToChronoTime(spec_.deadline));
+  }
+  if (!peer.token_file.empty()) {
+    const auto token = base::ReadFile(peer.token_file, kMaxTokenBytes);
+    if (!token.ok()) {
+      return DecideHere(Fallback(Reason::kTransport,
+                                 absl::StrCat("peer ", peer.name, ": ", token.status().message())));
+    }
+    call_.context().AddMetadata("authorization",
+                                absl::StrCat("Bearer ", absl::StripAsciiWhitespace(*token)));
+  }
+  v1::TransferRequest request;
+  *request.mutable_header() = std::move(header);
+  to_peer_.push_back({wire::Serialize(request)});
+  peer_over_ = false;
+  call_.Start(peer.channel, shared_from_this());
+}
+
+// --- from the caller
+
+void RelaySession::OnReadDone(bool ok) {
+  {
+    base::MutexLock lock(&mutex_);
+    reading_ = false;
+    moved_ = env_.clock->Now();
+    if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
+    input_ended_ = !ok;
+    if (!ok && context_->IsCancelled()) Abandon();
+    taking_ = ok;
+    if (!ok) return Pump();
+  }
+  TakeMessage();
+}
+
+// Without the lock: this is where bytes are copied. `taking_` keeps everybody else out.
+void RelaySession::TakeMessage() {
+  const auto message = wire::ParseRequest(incoming_);
+  incoming_.Clear();
+  RelaySource::Answer answer =
+      Fallback(Reason::kInvalidRequest, "stream: expected chunks or ready_up_to after the header");
+  if (!message.ok()) {
+    answer = Fallback(Reason::kInvalidRequest, message.status().message());
+  } else if (const auto* chunk = std::get_if<wire::ReceivedChunk>(&*message)) {
+    answer = source_->Take(*chunk);
+  } else if (const auto* ready = std::get_if<v1::ReadyUpTo>(&*message)) {
+    answer = source_->Take(*ready);
+  }
+  base::MutexLock lock(&mutex_);
+  TakeFrames(std::move(answer));
+  Pump();
+}
+
+void RelaySession::TakeFrames(RelaySource::Answer answer) {
+  taking_ = false;
+  if (auto* no = std::get_if<Refusal>(&answer)) return Fail(std::move(*no));
+  if (phase_ != Phase::kSending) return;
+  for (RelayFrame& frame : std::get<std::vector<RelayFrame>>(answer)) SendFrame(std::move(frame));
+}
+
+// --- to the peer
+
+void RelaySession::SendFrame(RelayFrame frame) {
+  ++frames_under_way_;
+  const std::span<const std::byte> payload(frame.data->data(), frame.data->size());
+  const auto bytes = static_cast<int64_t>(payload.size());
+  if (outbox_ == nullptr) {
+    to_peer_.push_back({wire::SerializeRequestChunk(std::move(frame.head), payload,
+                                                    [data = std::move(frame.data)] {}),
+                        bytes});
+    return;
+  }
+  outbox_->Send(frame.head.SerializeAsString(), payload,
+                [self = shared_from_this(), data = std::move(frame.data)](
+                    const absl::Status& status) { self->FrameTaken(status); });
+}
+
+void RelaySession::FrameTaken(const absl::Status& status) {
+  base::MutexLock lock(&mutex_);
+  --frames_under_way_;
+  moved_ = env_.clock->Now();
+  if (!status.ok()) {
+    Fail(Fallback(Reason::kTransport, absl::StrCat("peer ", peer_name_, ": ", status.message())));
+  }
+  Pump();
+}
+
+void RelaySession::EndSource() {
+  phase_ = Phase::kDeciding;
+  if (outbox_ != nullptr) {
+    outbox_->Send("", kEnd, [self = shared_from_this()](const absl::Status& status) {
+      base::MutexLock lock(&self->mutex_);
+      if (status.ok()) return;
+      self->Fail(Fallback(Reason::kTransport,
+                          absl::StrCat("peer ", self->peer_name_, ": ", status.message())));
+      self->Pump();
+    });
+  }
+  if (!spec_.source_buffered) {
+    v1::TransferEvent event;
+    event.mutable_source_released();
+    to_caller_.push_back(wire::Serialize(event));
+  }
+}
+
+void RelaySession::OnPeerWritten(bool ok) {
+  base::MutexLock lock(&mutex_);
+  peer_writing_ = false;
+  moved_ = env_.clock->Now();
+  if (to_peer_.front().payload > 0) --frames_under_way_;
+  to_peer_.pop_front();
+  if (!ok) peer_over_ = true;
+  Pump();
+}
+
+// --- from the peer
+
+void RelaySession::OnPeerRead(bool ok) {
+  base::MutexLock lock(&mutex_);
+  peer_reading_ = false;
+  moved_ = env_.clock->Now();
+  if (ok) {
+    TakeEvent();
+  } else {
+    peer_over_ = true;
+  }
+  Pump();
+}
+
+void RelaySession::TakeEvent() {
+  if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
+  auto event = wire::ParseEvent(call_.incoming());
+  auto* message = event.ok() ? std::get_if<v1::TransferEvent>(&*event) : nullptr;
+  if (!event.ok()) {
+    Fail(Fallback(Reason::kTransport,
+                  absl::StrCat("peer ", peer_name_, ": ", event.status().message())));
+  } else if (message != nullptr && message->has_accepted()) {
+    Accepted(std::move(*message));
+  } else if (message != nullptr && message->has_completed()) {
+    peer_decided_ = true;
+    Decide(message->completed().decision());
+  } else {
+    to_caller_.push_back(std::move(call_.incoming()));
+  }
+}
+
+void RelaySession::Accepted(v1::TransferEvent event) {
+  if (phase_ != Phase::kCalling) return;
+  phase_ = Phase::kSending;
+  v1::TransferAccepted& accepted = *event.mutable_accepted();
+  accepted.set_plane(v1::PLANE_INLINE);
+  const std::string address = PushAddress(accepted.remote().address(), call_.context().peer());
+  if (accepted.has_remote() && env_.peers->node() != nullptr && env_.peers->MayPush(address)) {
+    auto outbox = env_.peers->node()->Connect(address, accepted.remote().token());
+    if (!outbox.ok()) {
+      return Fail(Fallback(Reason::kTransport,
+                           absl::StrCat("peer ", peer_name_, ": ", outbox.status().message())));
+    }
+    outbox_ = *std::move(outbox);
+    accepted.set_plane(v1::PLANE_UCX);
+  }
+  accepted.clear_remote();
+  to_caller_.push_back(wire::Serialize(event));
+}
+
+void RelaySession::OnPeerDone(const grpc::Status& status) {
+  base::MutexLock lock(&mutex_);
+  peer_over_ = true;
+  if (failure_.has_value()) {
+    DecideHere(*failure_);
+  } else {
+    const Reason reason = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
+                              ? Reason::kDeadlineExceeded
+                              : Reason::kTransport;
+    DecideHere(
+        Fallback(reason, absl::StrCat("peer ", peer_name_, ": ", CodeName(status.error_code()),
+                                      ": ", status.error_message().substr(0, 200))));
+  }
+  Pump();
+}
+
+// --- end
+
+// The peer is told; its decision lists what it had written. The outbox stays open until then: a
+// connection that ends would be an answer of its own.
+void RelaySession::Fail(Refusal refusal) {
+  if (failure_.has_value() || phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
+  failure_ = std::move(refusal);
+  phase_ = Phase::kDeciding;
+  give_up_ = env_.clock->Now() + env_.peers->timeout();
+  SetAlarm();
+  if (half_closed_) return;
+  v1::TransferRequest request;
+  v1::SourceFailed& failed = *request.mutable_source_failed();
+  failed.set_outcome(ToProto(failure_->outcome));
+  failed.set_reason(ToProto(failure_->reason));
+  failed.set_detail(failure_->detail);
+  to_peer_.push_back({wire::Serialize(request)});
+}
+
+// The peer has not, or can't any more.
+void RelaySession::DecideHere(Refusal refusal) {
+  if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
+  Decide(ToProto(engine::Refused(std::move(refusal), spec_)));
+}
+
+void RelaySession::Decide(const v1::Decision& decision) {
+  Close(absl::OkStatus());
+  about_.time = env_.clock->Now();
+  about_.total = about_.time - started_;
+  env_.recorder->Decided(FromProto(decision), about_);
+  v1::TransferEvent event;
+  *event.mutable_completed()->mutable_decision() = decision;
+  event.mutable_completed()->mutable_decision()->set_map_side(v1::MAP_SIDE_TARGET);
+  to_caller_.push_back(wire::Serialize(event));
+}
+
+void RelaySession::Abandon() {
+  if (phase_ == Phase::kFinished) return;
+  if (phase_ != Phase::kClosing) {
+    DecideHere(Fallback(Reason::kCancelled, "the caller went away"));
+  }
+  Close(absl::CancelledError("the caller went away"));
+}
+
+// Lets go of everything but the messages that gRPC is sending.
+void RelaySession::Close(absl::Status status) {
+  phase_ = Phase::kClosing;
+  status_ = std::move(status);
+  outbox_.reset();
+  in_flight_.reset();
+  to_caller_.erase(to_caller_.begin() + (writing_ ? 1 : 0), to_caller_.end());
+  to_peer_.erase(to_peer_.begin() + (peer_writing_ ? 1 : 0), to_peer_.end());
+  if (!peer_decided_) call_.context().TryCancel();
+}
+
+void RelaySession::SetAlarm() {
+  alarm_ = std::make_unique<grpc::Alarm>();
+  alarm_->Set(absl::ToChronoTime(std::min(moved_ + env_.idle_timeout, give_up_)),
+              [weak = weak_from_this()](bool fired) {
+                const auto self = weak.lock();
+                if (self != nullptr && fired) self->OnAlarm();
+              });
+}
+
+void RelaySession::OnAlarm() {
+  base::MutexLock lock(&mutex_);
+  if (phase_ == Phase::kFinished) return;
+  const absl::Time now = env_.clock->Now();
+  const bool idle = now - moved_ >= env_.idle_timeout;
+  if (idle && phase_ == Phase::kClosing) return context_->TryCancel();
+  if (now >= give_up_) {
+    DecideHere(*failure_);
+  } else if (idle) {
+    moved_ = now;
+    Fail(Fallback(Reason::kTransport, absl::StrCat("stream: nothing was sent or read for ",
+                                                   absl::FormatDuration(env_.idle_timeout))));
+  }
+  Pump();
+  if (phase_ != Phase::kFinished) SetAlarm();
+}
+
+void RelaySession::OnWriteDone(bool ok) {
+  base::MutexLock lock(&mutex_);
+  writing_ = false;
+  moved_ = env_.clock->Now();
+  to_caller_.pop_front();
+  if (!ok) Abandon();
+  Pump();
+}
+
+void RelaySession::OnCancel() {
+  base::MutexLock lock(&mutex_);
+  Abandon();
+  Pump();
+}
+
+grpc::StatusCode RelaySession::OnDone() {
+  base::MutexLock lock(&mutex_);
+  return ToGrpc(status_).error_code();
+}
+
+// --- pump
+
+void RelaySession::Pump() {
+  if (phase_ == Phase::kSending && !taking_ && HasRoom()) {
+    // What lies in a pool waits for nobody; it is gathered under the lock, a frame at a time.
+    while (phase_ == Phase::kSending && HasRoom()) {
+      RelaySource::Answer next = source_->Next();
+      const auto* frames = std::get_if<std::vector<RelayFrame>>(&next);
+      if (frames != nullptr && frames->empty()) break;
+      TakeFrames(std::move(next));
+    }
+    if (phase_ == Phase::kSending && frames_under_way_ == 0 && source_->Complete(input_ended_)) {
+      EndSource();
+    }
+  }
+  PumpPeer();
+  PumpCaller();
+}
+
+void RelaySession::PumpPeer() {
+  if (peer_over_) return call_.Release();
+  if (!peer_writing_ && !to_peer_.empty()) {
+    peer_writing_ = true;
+    call_.Write(std::exchange(to_peer_.front().message, {}));
+  }
+  // Chunks in the call end with its half-close; frames have an end of their own.
+  if (phase_ == Phase::kDeciding && outbox_ == nullptr && to_peer_.empty() && !half_closed_) {
+    half_closed_ = true;
+    call_.StartWritesDone();
+  }
+  // Not faster than the caller reads.
+  if (!peer_reading_ && to_caller_.size() < 2) {
+    peer_reading_ = true;
+    call_.Read();
+  }
+}
+
+void RelaySession::PumpCaller() {
+  if (phase_ == Phase::kSending && !reading_ && !taking_ && !input_ended_ && HasRoom()) {
+    reading_ = true;
+    stream_.StartRead(&incoming_);
+  }
+  if (writing_ || phase_ == Phase::kFinished) return;
+  const bool closing = phase_ == Phase::kClosing;
+  if (to_caller_.empty()) {
+    if (!closing) return;
+    phase_ = Phase::kFinished;
+    stream_.Finish(ToGrpc(status_));
+  } else if (closing && to_caller_.size() == 1) {
+    phase_ = Phase::kFinished;
+    stream_.StartWriteAndFinish(&to_caller_.front(), grpc::WriteOptions(), ToGrpc(status_));
+  } else {
+    writing_ = true;
+    stream_.StartWrite(&to_caller_.front());
+  }
+}
+
+}  // namespace kvbridge::server

@@ -1,0 +1,277 @@
+"""A cache that goes from one host to another: an edge kvbridged beside its source, a peer beside its target, in two
+network namespaces."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from conftest import ARTIFACT, FAMILY, ROOT, binary, family_spec, random_cache
+from kvbridge.chunks import CacheAssembler, encode_chunks
+from kvbridge.v1 import transfer_pb2, types_pb2
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import netns  # noqa: E402
+
+TOKENS = 600
+GIVE_UP = 2.0  # seconds that a frame may be under way
+ROUTE = {
+    "name": "pair",
+    "artifact": str(ARTIFACT),
+    "allow_unproven": True,
+    "source_config": str(FAMILY / "small/config.json"),
+    "target_config": str(FAMILY / "large/config.json"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_hosts_can_be_played() -> None:
+    reason = netns.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="kvb-"))  # short: it holds unix sockets
+    yield path
+    shutil.rmtree(path)
+
+
+class Kvbridged:
+    """On one of the hosts; reached from here over a unix socket, and from the other host at `port`."""
+
+    port = 50061
+
+    def __init__(self, hosts: netns.TwoHosts, host: str, folder: Path, **settings: object) -> None:
+        address = hosts.left_address if host == hosts.left else hosts.right_address
+        self.socket = f"unix:{folder}/{host}.sock"
+        config = {
+            "listen": {
+                "grpc": [self.socket, f"{address}:{self.port}"],
+                "admin": "127.0.0.1:9464",
+                "allow_plaintext_off_host": True,
+            },
+            "ucx": {"allow_plaintext_off_host": True, "timeout": f"{GIVE_UP}s"},
+            "drain": {"delay": "0s", "deadline": "1s"},
+            "log": {"format": "json"},
+        }
+        for section, values in settings.items():
+            merge = isinstance(values, dict)
+            config[section] = {**config.get(section, {}), **values} if merge else values  # type: ignore[dict-item]
+        path = folder / f"{host}.json"
+        path.write_text(json.dumps(config))
+        self._hosts, self._host = hosts, host
+        self._log = folder / f"{host}.log"
+        with self._log.open("wb") as log:
+            command = [binary("KVBRIDGED"), "--config", str(path)]
+            self.process = hosts.popen(host, command, stdout=log, stderr=subprocess.STDOUT)
+        self.channel = grpc.insecure_channel(self.socket, [("grpc.use_local_subchannel_pool", 1)])
+        grpc.channel_ready_future(self.channel).result(timeout=30)
+        while '"to":"ready"' not in self._log.read_text():
+            assert self.process.poll() is None, self._log.read_text()
+            time.sleep(0.02)
+
+    def __enter__(self) -> Kvbridged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+
+    def metric(self, name: str) -> float:
+        script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
+        page = self._hosts.popen(self._host, [sys.executable, "-c", script], stdout=subprocess.PIPE).communicate()[0]
+        return sum(float(line.split()[-1]) for line in page.splitlines() if re.match(rf"{name}\b", line))
+
+
+def header(peer: str = "") -> transfer_pb2.TransferRequest:
+    request = transfer_pb2.TransferRequest()
+    request.header.request_id = "between-hosts"
+    request.header.route = "pair"
+    request.header.source.CopyFrom(family_spec("small"))
+    request.header.target.CopyFrom(family_spec("large"))
+    request.header.source_selection.tokens = TOKENS
+    request.header.source_selection.key_state = types_pb2.KEY_STATE_ROPED
+    request.header.source_selection.inline.SetInParent()
+    request.header.target_selection.inline.SetInParent()
+    request.header.peer = peer
+    return request
+
+
+class Call:
+    """A Transfer whose chunks are sent one by one."""
+
+    def __init__(self, server: Kvbridged, first: transfer_pb2.TransferRequest) -> None:
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.send(first.SerializeToString())
+        method = server.channel.stream_stream(
+            "/kvbridge.v1.KvBridge/Transfer", response_deserializer=transfer_pb2.TransferEvent.FromString
+        )
+        self._events = method(iter(self._messages.get, None), timeout=60)
+
+    def send(self, message: bytes) -> None:
+        self._messages.put(message)
+
+    def finish(self) -> None:
+        self._messages.put(None)
+
+    def next(self) -> transfer_pb2.TransferEvent:
+        return next(self._events)
+
+    def rest(self) -> tuple[list[transfer_pb2.TransferChunk], transfer_pb2.Decision]:
+        """What is left: chunks, and the decision."""
+        chunks = []
+        for event in self._events:
+            if event.HasField("chunk"):
+                chunks.append(event.chunk)
+            if event.HasField("completed"):
+                return chunks, event.completed.decision
+        raise AssertionError("the stream ended without a decision")
+
+
+def transfer(server: Kvbridged, peer: str = ""):
+    """(Accepted, keys and values or None, decision) of one transfer."""
+    call = Call(server, header(peer))
+    for message in encode_chunks(*random_cache(TOKENS)):
+        call.send(message)
+    call.finish()
+    accepted = call.next().accepted
+    chunks, decision = call.rest()
+    if decision.outcome != types_pb2.OUTCOME_APPLIED:
+        return accepted, None, decision
+    assembler = CacheAssembler(family_spec("large").geometry, decision.covered_tokens)
+    for chunk in chunks:
+        assembler.add(chunk)
+    return accepted, assembler.finish(), decision
+
+
+def same(a, b) -> bool:
+    return all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(a, b, strict=True))
+
+
+def peer_of(hosts: netns.TwoHosts, folder: Path, *, ucx: bool = True) -> Kvbridged:
+    listen = {"listen": f"{hosts.right_address}:0"} if ucx else {}
+    return Kvbridged(hosts, hosts.right, folder, routes=[ROUTE], ucx=listen)
+
+
+def edge_of(hosts: netns.TwoHosts, folder: Path) -> Kvbridged:
+    peers = [{"name": "b", "address": f"{hosts.right_address}:{Kvbridged.port}"}]
+    return Kvbridged(hosts, hosts.left, folder, peers=peers)
+
+
+@pytest.mark.parametrize("ucx", [True, False], ids=["ucx", "in_the_call"])
+def test_what_travels_is_mapped_like_what_is_there(folder: Path, ucx: bool) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder, ucx=ucx) as peer, edge_of(hosts, folder) as edge:
+        _, direct, decision = transfer(peer)
+        assert decision.outcome == types_pb2.OUTCOME_APPLIED, decision.detail
+        assert decision.map_side == types_pb2.MAP_SIDE_UNSPECIFIED
+
+        accepted, relayed, decision = transfer(edge, peer="b")
+        assert accepted.plane == (types_pb2.PLANE_UCX if ucx else types_pb2.PLANE_INLINE)
+        assert not accepted.HasField("remote")
+        assert decision.outcome == types_pb2.OUTCOME_APPLIED, decision.detail
+        assert decision.map_side == types_pb2.MAP_SIDE_TARGET
+        assert same(relayed, direct)
+
+
+def test_an_unknown_peer_is_named(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, edge_of(hosts, folder) as edge:
+        _, decision = Call(edge, header("nobody")).rest()
+        assert decision.reason == types_pb2.REASON_INVALID_REQUEST
+        assert "[b]" in decision.detail
+
+
+def test_a_peer_that_does_not_answer_is_a_fallback(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, edge_of(hosts, folder) as edge:
+        _, decision = Call(edge, header("b")).rest()
+        assert decision.reason == types_pb2.REASON_TRANSPORT
+        assert decision.detail.startswith("peer b: UNAVAILABLE")
+
+
+def half_sent(edge: Kvbridged, peer: Kvbridged) -> Call:
+    """A transfer of which the peer has answered the first tile, and the rest is missing."""
+    call = Call(edge, header("b"))
+    messages = list(encode_chunks(*random_cache(TOKENS)))
+    for message in messages[: len(messages) // 2]:
+        call.send(message)
+    while not call.next().HasField("chunk"):
+        pass
+    return call
+
+
+def test_a_peer_that_is_killed_ends_the_transfer(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
+        call = half_sent(edge, peer)
+        peer.process.kill()
+        started = time.monotonic()
+        _, decision = call.rest()
+        assert decision.reason == types_pb2.REASON_TRANSPORT
+        assert time.monotonic() - started < 10
+        with peer_of(hosts, folder):
+            _, _, decision = transfer(edge, peer="b")
+            assert decision.outcome == types_pb2.OUTCOME_APPLIED, decision.detail
+
+
+def test_an_edge_that_is_killed_leaves_nothing_at_the_peer(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
+        call = half_sent(edge, peer)
+        assert call is not None and peer.metric("kvbridge_inflight_transfers") == 1
+        edge.process.kill()
+        deadline = time.monotonic() + 10
+        while peer.metric("kvbridge_inflight_transfers"):
+            assert time.monotonic() < deadline, "the peer still holds what the edge had reserved"
+
+
+def test_a_chunk_that_is_damaged_before_the_edge_is_told_to_the_peer(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
+        call = half_sent(edge, peer)
+        message = transfer_pb2.TransferRequest.FromString(list(encode_chunks(*random_cache(TOKENS)))[-1])
+        message.chunk.crc32c ^= 1
+        call.send(message.SerializeToString())
+        _, decision = call.rest()
+        assert decision.reason == types_pb2.REASON_TRANSPORT
+        assert "crc32c" in decision.detail
+        assert peer.metric("kvbridge_inflight_transfers") == 0
+
+
+@pytest.mark.parametrize(("delay", "loss"), [(0.01, 0.0), (0.005, 0.01)], ids=["latency", "loss"])
+def test_latency_and_loss_change_nothing_but_time(folder: Path, delay: float, loss: float) -> None:
+    reason = netns.why_no_relay()
+    if reason is not None:
+        pytest.skip(reason)
+    with netns.TwoHosts(delay=delay, loss=loss) as hosts:
+        with peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
+            _, direct, _ = transfer(peer)
+            accepted, relayed, decision = transfer(edge, peer="b")
+            assert accepted.plane == types_pb2.PLANE_UCX
+            assert decision.outcome == types_pb2.OUTCOME_APPLIED, decision.detail
+            assert same(relayed, direct)
+
+
+def test_a_link_that_goes_down_ends_the_transfer_on_both_sides(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
+        call = half_sent(edge, peer)
+        hosts.cut()
+        started = time.monotonic()
+        sender = threading.Thread(
+            target=lambda: [call.send(message) for message in encode_chunks(*random_cache(TOKENS))], daemon=True
+        )
+        sender.start()
+        _, decision = call.rest()
+        assert decision.reason == types_pb2.REASON_TRANSPORT
+        assert time.monotonic() - started < 30
