@@ -305,11 +305,8 @@ absl::Status CheckOptions(const NetworkProblem& problem, const TrainOptions& opt
   return absl::OkStatus();
 }
 
-}  // namespace
-
-bool CanTrain() { return true; }
-
-absl::StatusOr<TrainedNetwork> Train(const NetworkProblem& problem, const TrainOptions& options) {
+absl::StatusOr<TrainedNetwork> TrainWithTorch(const NetworkProblem& problem,
+                                              const TrainOptions& options) {
   KVB_RETURN_IF_ERROR(CheckOptions(problem, options));
   try {
     if (options.threads > 0) at::set_num_threads(options.threads);
@@ -320,6 +317,14 @@ absl::StatusOr<TrainedNetwork> Train(const NetworkProblem& problem, const TrainO
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("training: LibTorch found no memory for the rows");
   }
+}
+
+}  // namespace
+
+// What mlp_trainer.cc looks up.
+extern "C" void KvbridgeTrainNetwork(const NetworkProblem& problem, const TrainOptions& options,
+                                     absl::StatusOr<TrainedNetwork>* trained) {
+  *trained = TrainWithTorch(problem, options);
 }
 
 }  // namespace kvbridge::fit
