@@ -1,6 +1,6 @@
 // The operator's HTTP endpoint: /metrics, /livez, /readyz, /version, and on loopback /configz,
-// /artifactz, /eventz. Its threads are its
-// own, so that a scrape never waits for a transfer nor delays one.
+// /artifactz, /eventz. Its threads are its own, so that a scrape never waits for a transfer nor
+// delays one.
 #pragma once
 
 #include <functional>

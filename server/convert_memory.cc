@@ -57,7 +57,7 @@ memory::RegistryOptions ToRegistryOptions(const v1::Config& config) {
   options.lease = ToDuration(memory.lease());
   options.ticket_life = ToDuration(memory.ticket_life());
   options.huge_pages = memory.huge_pages();
-  const auto or_all = [&memory](int64_t bytes, int64_t all) {
+  const auto or_all = [](int64_t bytes, int64_t all) {
     return static_cast<uint64_t>(bytes == 0 ? all : bytes);
   };
   const uint64_t others = or_all(memory.max_tenant_bytes(), memory.max_bytes());

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "proto/kvbridge/v1/crc32c.h"
+#include "server/source_plane.h"
 #include "server/target_plane.h"
 
 namespace kvbridge::server {
@@ -39,10 +40,7 @@ class Chunks final : public RelaySource {
     return std::vector<RelayFrame>{{chunk.head, *std::move(buffer)}};
   }
 
-  Answer Take(const v1::ReadyUpTo&) override {
-    return Fallback(Reason::kInvalidRequest,
-                    "ready_up_to: expected chunks for an inline source_selection");
-  }
+  Answer Take(const v1::ReadyUpTo&) override { return ExpectedChunks(); }
   Answer Next() override { return std::vector<RelayFrame>(); }
   bool Complete(bool input_ended) const override { return input_ended; }
 
@@ -67,16 +65,9 @@ class Pages final : public RelaySource {
             kMaxSpan)),
         next_token_(spec.first_token) {}
 
-  Answer Take(const wire::ReceivedChunk&) override {
-    return Fallback(Reason::kInvalidRequest,
-                    "chunk: expected none, since source_selection lies in a pool");
-  }
+  Answer Take(const wire::ReceivedChunk&) override { return ExpectedNoChunks(); }
   Answer Take(const v1::ReadyUpTo& ready) override {
-    if (ready.token_end() < ready_ || ready.token_end() > tokens_) {
-      return Fallback(Reason::kShapeMismatch,
-                      absl::StrCat("ready_up_to.token_end: expected ", ready_, " to ", tokens_,
-                                   ", got ", ready.token_end()));
-    }
+    if (auto no = CheckReady(ready, ready_, tokens_)) return *std::move(no);
     ready_ = ready.token_end();
     return std::vector<RelayFrame>();
   }

@@ -81,8 +81,7 @@ class Server {
   bool alive() { return liveness_.Check().ok; }
 
   // Reads configuration, certificates and tokens again, soon. What does not pass its checks changes
-  // nothing, is logged and
-  // counted.
+  // nothing, is logged and counted.
   void Reload();
 
   // A client and a TLS listener did not come to terms.

@@ -56,10 +56,7 @@ class Inline final : public SourcePlane {
     return tiles;
   }
 
-  Answer Take(const v1::ReadyUpTo&) override {
-    return Fallback(Reason::kInvalidRequest,
-                    "ready_up_to: expected chunks for an inline source_selection");
-  }
+  Answer Take(const v1::ReadyUpTo&) override { return ExpectedChunks(); }
 
   std::optional<Refusal> End() const override {
     const absl::Status missing = assembler_.Finish();
@@ -76,18 +73,10 @@ class Pool final : public SourcePlane {
   Pool(kv::TokenRange wanted, std::shared_ptr<const PooledCache> cache)
       : cache_(std::move(cache)), wanted_(wanted) {}
 
-  Answer Take(const wire::ReceivedChunk&) override {
-    return Fallback(Reason::kInvalidRequest,
-                    "chunk: expected none, since source_selection lies in a pool");
-  }
+  Answer Take(const wire::ReceivedChunk&) override { return ExpectedNoChunks(); }
 
   Answer Take(const v1::ReadyUpTo& message) override {
-    const int64_t tokens = cache_->view().tokens;
-    if (message.token_end() < ready_ || message.token_end() > tokens) {
-      return Fallback(Reason::kShapeMismatch,
-                      absl::StrCat("ready_up_to.token_end: expected ", ready_, " to ", tokens,
-                                   ", got ", message.token_end()));
-    }
+    if (auto no = CheckReady(message, ready_, cache_->view().tokens)) return *std::move(no);
     ready_ = message.token_end();
     const kv::TokenRange fresh{wanted_.begin, std::min(ready_, wanted_.end)};
     if (fresh.size() <= 0) return std::vector<SourceTile>();
@@ -109,6 +98,23 @@ class Pool final : public SourcePlane {
 };
 
 }  // namespace
+
+Refusal ExpectedChunks() {
+  return Fallback(Reason::kInvalidRequest,
+                  "ready_up_to: expected chunks for an inline source_selection");
+}
+
+Refusal ExpectedNoChunks() {
+  return Fallback(Reason::kInvalidRequest,
+                  "chunk: expected none, since source_selection lies in a pool");
+}
+
+std::optional<Refusal> CheckReady(const v1::ReadyUpTo& message, int64_t ready, int64_t tokens) {
+  if (message.token_end() >= ready && message.token_end() <= tokens) return std::nullopt;
+  return Fallback(Reason::kShapeMismatch,
+                  absl::StrCat("ready_up_to.token_end: expected ", ready, " to ", tokens, ", got ",
+                               message.token_end()));
+}
 
 SourceOrRefusal InlineSource(const guard::TransferSpec& spec,
                              std::vector<std::vector<float>> scales, int64_t tile_tokens,

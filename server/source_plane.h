@@ -39,6 +39,13 @@ class SourcePlane {
   virtual std::optional<guard::Refusal> End() const = 0;
 };
 
+// What an inline source answers to ReadyUpTo, and one in a pool to a chunk.
+guard::Refusal ExpectedChunks();
+guard::Refusal ExpectedNoChunks();
+// Refused unless it is what came last (`ready`) to `tokens`, those of the selection.
+std::optional<guard::Refusal> CheckReady(const v1::ReadyUpTo& message, int64_t ready,
+                                         int64_t tokens);
+
 using SourceOrRefusal = std::variant<std::shared_ptr<SourcePlane>, guard::Refusal>;
 
 // Chunks, put together in buffers of `pool`: at most `max_open_tiles` that are begun and not

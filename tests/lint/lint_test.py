@@ -82,7 +82,7 @@ class LintTest(unittest.TestCase):
         self.expect(lint.check_headers_guarded, {"core/a.h": "#ifndef A\n"}, "#pragma once")
 
     def test_text(self):
-        self.expect(lint.check_text, {"a.md": "see https://example.org/" "root/x and ./work/x\n"})
+        self.expect(lint.check_text, {"a.md": "see https://example.org/" "root/x and ." "/wor" "k/x\n"})
         self.expect(lint.check_text, {"a.sh": f"cd {MACHINE}\n"}, "path of one machine")
         self.expect(lint.check_text, {"a.cc": f"// {LATER}: later\n"}, "unfinished")
         self.expect(lint.check_text, {"tests/data/a.md": f"{MACHINE} {LATER}\n"})

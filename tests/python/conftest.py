@@ -27,6 +27,14 @@ FAMILY = ROOT / "tests/data/family"
 GOLDEN = ROOT / "tests/data/golden"
 ARTIFACT = FAMILY / "artifacts/prototype-small-to-large-k4-bf16"
 TOKENIZER = "508966b00e03456eaad68b543844e14639b51308c9830d950a024203d2c16e98"
+# How a server is told to serve it: the prototype's artifacts carry no evidence and no RoPE.
+ROUTE = {
+    "name": "pair",
+    "artifact": str(ARTIFACT),
+    "allow_unproven": True,
+    "source_config": str(FAMILY / "small/config.json"),
+    "target_config": str(FAMILY / "large/config.json"),
+}
 
 
 def family_spec(member: str, element_type: str = "f32"):

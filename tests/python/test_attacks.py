@@ -17,19 +17,12 @@ import crc32c
 import grpc
 import numpy as np
 import pytest
-from conftest import ARTIFACT, FAMILY, ROOT, binary, family_spec
+from conftest import ROOT, ROUTE, binary, family_spec
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import transfer_pb2, transfer_pb2_grpc, types_pb2
 
 KEY, VALUE = types_pb2.COMPONENT_KEY, types_pb2.COMPONENT_VALUE
 SOURCE, TARGET = family_spec("small"), family_spec("large")
-ROUTE = {
-    "name": "pair",
-    "artifact": str(ARTIFACT),
-    "allow_unproven": True,
-    "source_config": str(FAMILY / "small/config.json"),
-    "target_config": str(FAMILY / "large/config.json"),
-}
 TOKENS = 40
 
 

@@ -7,17 +7,10 @@ import signal
 import subprocess
 
 import pytest
-from conftest import ARTIFACT, FAMILY, binary, family_spec, random_cache
+from conftest import ROUTE, binary, family_spec, random_cache
 from kvbridge import Client
 from kvbridge.testing import LocalServer
 
-ROUTE = {
-    "name": "pair",
-    "artifact": str(ARTIFACT),
-    "allow_unproven": True,
-    "source_config": str(FAMILY / "small/config.json"),
-    "target_config": str(FAMILY / "large/config.json"),
-}
 TOKEN = "operator-token-0123456789abcdef"
 
 

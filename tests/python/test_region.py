@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ARTIFACT, FAMILY, ROOT, binary, family_spec, random_cache
+from conftest import ROOT, ROUTE, binary, family_spec, random_cache
 from kvbridge import (
     HEADS_FIRST,
     ONE_PAGE,
@@ -28,13 +28,6 @@ SPECS = {"source": family_spec("small"), "target": family_spec("large")}
 LAYERS = {"source": 4, "target": 8}
 HEADS, DIM = 2, 64
 TOKENS = 100
-ROUTE = {
-    "name": "pair",
-    "artifact": str(ARTIFACT),
-    "allow_unproven": True,
-    "source_config": str(FAMILY / "small/config.json"),
-    "target_config": str(FAMILY / "large/config.json"),
-}
 
 
 def start(**memory):

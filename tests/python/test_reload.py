@@ -10,18 +10,11 @@ import time
 
 import grpc
 import pytest
-from conftest import ARTIFACT, FAMILY, binary, family_spec, random_cache
+from conftest import ROUTE, binary, family_spec, random_cache
 from kvbridge import Client
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, admin_pb2_grpc, transfer_pb2
 
-ROUTE = {
-    "name": "pair",
-    "artifact": str(ARTIFACT),
-    "allow_unproven": True,
-    "source_config": str(FAMILY / "small/config.json"),
-    "target_config": str(FAMILY / "large/config.json"),
-}
 SPECS = {"source": family_spec("small"), "target": family_spec("large")}
 RELOADS = 'kvbridge_config_reloads_total{result="%s"}'
 SUCCESSFUL = "kvbridge_config_last_reload_successful"

@@ -16,17 +16,10 @@ from pathlib import Path
 import grpc
 import pytest
 from certificates import Authority, MountedSecret
-from conftest import ARTIFACT, FAMILY, binary
+from conftest import ROUTE, binary
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, memory_pb2, transfer_pb2, transfer_pb2_grpc
 
-ROUTE = {
-    "name": "pair",
-    "artifact": str(ARTIFACT),
-    "allow_unproven": True,
-    "source_config": str(FAMILY / "small/config.json"),
-    "target_config": str(FAMILY / "large/config.json"),
-}
 PATIENCE = 30.0
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from conftest import ARTIFACT, FAMILY, ROOT, binary, family_spec, random_cache
+from conftest import ROOT, ROUTE, binary, family_spec, random_cache
 from kvbridge.chunks import CacheAssembler, encode_chunks
 from kvbridge.v1 import transfer_pb2, types_pb2
 
@@ -28,13 +28,6 @@ import netns  # noqa: E402
 
 TOKENS = 600
 GIVE_UP = 2.0  # seconds that a frame may be under way
-ROUTE = {
-    "name": "pair",
-    "artifact": str(ARTIFACT),
-    "allow_unproven": True,
-    "source_config": str(FAMILY / "small/config.json"),
-    "target_config": str(FAMILY / "large/config.json"),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,12 +17,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kvbridge.capture_attention import Attention
 from kvbridge.capture_errors import NO_ROOM, CaptureError
 from kvbridge.capture_text import Passage
+from kvbridge.closing import Closing
 from kvbridge.digests import file_sha256
 from kvbridge.shards import Half, Shard, read_half, write_half, write_queries, write_shard
 
@@ -32,7 +32,7 @@ RECORD = "capture.json"
 QUERIES = "queries"
 
 
-class CaptureFolder:
+class CaptureFolder(Closing):
     """Held by one capture at a time; a second one is refused. Use as a context manager."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], passages: Sequence[Passage]) -> None:
@@ -57,15 +57,8 @@ class CaptureFolder:
             os.close(self._lock)
             raise
 
-    def __enter__(self) -> CaptureFolder:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Lets others write to the folder."""
         os.close(self._lock)
 
     def name(self, index: int) -> str:

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 import grpc
@@ -21,6 +20,7 @@ from kvbridge.attempt import Attempt, CancelToken, Listener
 from kvbridge.bearer import BearerToken
 from kvbridge.cargo import Cargo, InlineCargo, RegionCargo, Source
 from kvbridge.circuit import Circuit
+from kvbridge.closing import Closing
 from kvbridge.counters import ClientCounters
 from kvbridge.digests import token_ids_digest
 from kvbridge.memory import MemoryUnavailable, SharedMemory
@@ -71,7 +71,7 @@ class _Transfer:
         return all(cache.pool.own for cache in caches if cache is not None)
 
 
-class Client:
+class Client(Closing):
     """Talks to one kvbridged. Make one per process and share it.
 
     target: "host:port" or "unix:/path.sock". on_fallback: "prefill" returns every outcome as a result;
@@ -135,17 +135,6 @@ class Client:
         self._max_chunk_bytes = max_chunk_bytes
         self._circuit = Circuit(circuit_threshold, circuit_cooldown)
         self._counters = ClientCounters()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the connection; calls in flight are cancelled, and the server lets go of shared memory. Arrays of

@@ -14,11 +14,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import grpc
 
+from kvbridge.closing import Closing
 from kvbridge.pools import TOKENS_FIRST, Pool, describe
 from kvbridge.region import Region, RegionArena, page_multiple, sealed_memory
 from kvbridge.side_socket import SideSocket, SideSocketRefused
@@ -95,7 +95,7 @@ class Lease:
             self._opened.set()
 
 
-class SharedMemory:
+class SharedMemory(Closing):
     """What one tenant's client shares with a server. Client.memory() makes it; closed with the client.
 
     Thread contract: every method from any thread.
@@ -113,17 +113,6 @@ class SharedMemory:
         self._refusal: MemoryUnavailable | None = None
         self._retry_at = 0.0
         self._pid = os.getpid()
-
-    def __enter__(self) -> SharedMemory:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the session; the server lets go of everything. Arrays that lie in regions stay valid."""

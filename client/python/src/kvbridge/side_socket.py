@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from types import TracebackType
 
 import grpc
+
+from kvbridge.closing import Closing
 
 _MAGIC = b"KVBFD\0\0\1"
 _DEPOSIT, _CLAIM = b"D", b"C"
@@ -27,7 +28,7 @@ class SideSocketRefused(Exception):
         self.detail = detail
 
 
-class SideSocket:
+class SideSocket(Closing):
     """One connection, for a few exchanges. Use as a context manager; OSError when nobody answers there.
 
     path: as GetCapabilities.memory_socket says. timeout: seconds, of each exchange.
@@ -44,15 +45,8 @@ class SideSocket:
             self._socket.close()
             raise
 
-    def __enter__(self) -> SideSocket:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends the connection."""
         self._socket.close()
 
     def deposit(self, session_id: str, fd: int) -> str:
