@@ -287,8 +287,9 @@ void AddValidate(CLI::App& root, Flags& flags, const std::stop_token& stop) {
                                [&s](const Output& output) { return RunValidateScore(s, output); });
   score->add_option("file", s.file, "Logits file (safetensors)")->required();
   ChooseFlags& h = flags.choose;
-  CLI::App* choose = AddCommand(*app, flags, "choose", "Name the run whose KL is surely least",
-                                [&h](const Output& output) { return RunValidateChoose(h, output); });
+  CLI::App* choose =
+      AddCommand(*app, flags, "choose", "Name the run whose KL is surely least",
+                 [&h](const Output& output) { return RunValidateChoose(h, output); });
   choose->add_option("runs", h.runs, "Runs on the same text; the first one's artifact stands")
       ->required()
       ->expected(2, -1);

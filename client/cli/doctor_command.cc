@@ -21,10 +21,9 @@ std::vector<Finding> CheckServer(const std::string& address) {
                  .found = "",
                  .why = "a client that can't reach it prefills instead",
                  .advice = ""};
-  absl::StatusOr<v1::GetCapabilitiesResponse> told = absl::UnknownError("");
   const auto client = Connect(address);
-  told = client.ok() ? (*client)->GetCapabilities()
-                     : absl::StatusOr<v1::GetCapabilitiesResponse>(client.status());
+  const auto told = client.ok() ? (*client)->GetCapabilities()
+                                : absl::StatusOr<v1::GetCapabilitiesResponse>(client.status());
   if (!told.ok()) {
     server.verdict = Verdict::kBad;
     server.found = std::string(told.status().message());

@@ -6,13 +6,13 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 
 #include "client/cli/commands.h"
 #include "client/cli/server_access.h"
 #include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
+#include "client/cpp/grpc_status.h"
 #include "core/base/status_macros.h"
 #include "kvbridge/v1/admin.grpc.pb.h"
 #include "kvbridge/v1/transfer.grpc.pb.h"
@@ -20,28 +20,21 @@
 namespace kvbridge::cli {
 namespace {
 
-// ROUTE_STAGE_LIVE -> live
-std::string Word(const std::string& name, absl::string_view prefix) {
-  return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
-}
-
-std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }
-
 absl::StatusOr<v1::HealthResponse> AskHealth(const ServerAccess& access) {
   KVB_ASSIGN_OR_RETURN(const auto connection, Connection::Open(access));
   v1::HealthRequest request;
   v1::HealthResponse health;
   const auto context = connection->Context();
   const auto stub = v1::KvBridge::NewStub(connection->channel());
-  KVB_RETURN_IF_ERROR(ToAbsl(stub->Health(context.get(), request, &health)));
+  KVB_RETURN_IF_ERROR(client::FromGrpcStatus(stub->Health(context.get(), request, &health)));
   return health;
 }
 
 std::string RouteTable(const v1::HealthResponse& health, bool color) {
   Table table({"ROUTE", "STAGE", "CIRCUIT", "SERVING", "ARTIFACT", "VERDICT", "DETAIL"});
   for (const auto& route : health.routes()) {
-    table.AddRow({route.route(), Word(v1::RouteStage_Name(route.stage()), "ROUTE_STAGE_"),
-                  Word(v1::CircuitState_Name(route.circuit()), "CIRCUIT_STATE_"),
+    table.AddRow({route.route(), EnumWord(v1::RouteStage_Name(route.stage()), "ROUTE_STAGE_"),
+                  EnumWord(v1::CircuitState_Name(route.circuit()), "CIRCUIT_STATE_"),
                   route.serving() ? "yes" : "no", OrDash(route.artifact_digest().substr(0, 12)),
                   OrDash(route.verdict()), OrDash(route.detail())});
   }
@@ -80,11 +73,12 @@ std::string Line(const v1::WatchEventsResponse& response) {
                         event.detail());
   }
   const v1::DecisionEvent& event = response.event();
-  const std::string outcome = Word(v1::Outcome_Name(event.outcome()), "OUTCOME_");
+  const std::string outcome = EnumWord(v1::Outcome_Name(event.outcome()), "OUTCOME_");
   const std::string why =
       event.reason() == v1::REASON_UNSPECIFIED
           ? absl::StrCat(event.covered_tokens(), " of ", event.tokens(), " tokens")
-          : absl::StrCat(Word(v1::Reason_Name(event.reason()), "REASON_"), "  ", event.detail());
+          : absl::StrCat(EnumWord(v1::Reason_Name(event.reason()), "REASON_"), "  ",
+                         event.detail());
   return absl::StrFormat("%s  %s  %s  %.1f ms  %s  %s", Time(event.time()), event.pair(), outcome,
                          event.total_ms(), event.request_id(), why);
 }
@@ -93,8 +87,7 @@ std::string Line(const v1::WatchEventsResponse& response) {
 
 absl::StatusOr<ExitCode> RunRoutesList(const RouteFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(const v1::HealthResponse health, AskHealth(flags.access));
-  KVB_ASSIGN_OR_RETURN(base::Json document, ToJson(health));
-  document["schema"] = "kvbridge.health/v1";
+  KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.health/v1", health));
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) { return RouteTable(health, color); }));
   return ExitCode::kOk;
 }
@@ -105,8 +98,8 @@ absl::StatusOr<ExitCode> RunRoutesSet(const RouteFlags& flags, const Output& out
   v1::SetRouteResponse response;
   const auto context = connection->Context();
   const auto stub = v1::Admin::NewStub(connection->channel());
-  KVB_RETURN_IF_ERROR(ToAbsl(stub->SetRoute(context.get(), request, &response)));
-  const std::string before = Word(v1::RouteStage_Name(response.previous()), "ROUTE_STAGE_");
+  KVB_RETURN_IF_ERROR(client::FromGrpcStatus(stub->SetRoute(context.get(), request, &response)));
+  const std::string before = EnumWord(v1::RouteStage_Name(response.previous()), "ROUTE_STAGE_");
   const std::string after = flags.stage.empty() ? before : flags.stage;
   const base::Json document = {{"schema", "kvbridge.route/v1"},
                                {"route", flags.route},
@@ -135,7 +128,7 @@ absl::StatusOr<ExitCode> RunEventsTail(const RouteFlags& flags, const Output& ou
     KVB_ASSIGN_OR_RETURN(const base::Json document, ToJson(response));
     KVB_RETURN_IF_ERROR(output.EmitLine(document, Line(response)));
   }
-  const absl::Status status = ToAbsl(stream->Finish());
+  const absl::Status status = client::FromGrpcStatus(stream->Finish());
   if (stop.stop_requested()) return ExitCode::kOk;
   return status.ok() ? absl::StatusOr<ExitCode>(ExitCode::kOk) : status;
 }

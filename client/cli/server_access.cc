@@ -47,8 +47,4 @@ std::unique_ptr<grpc::ClientContext> Connection::Context(absl::Duration timeout)
   return context;
 }
 
-absl::Status ToAbsl(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
-
 }  // namespace kvbridge::cli

@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -38,7 +37,5 @@ class Connection {
   const std::shared_ptr<grpc::Channel> channel_;
   const std::string token_;
 };
-
-absl::Status ToAbsl(const grpc::Status& status);
 
 }  // namespace kvbridge::cli

@@ -1,10 +1,8 @@
 // Commands that only ask a server.
 #include <string>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 
 #include "client/cli/commands.h"
 #include "client/cli/connect.h"
@@ -15,19 +13,6 @@
 
 namespace kvbridge::cli {
 namespace {
-
-absl::StatusOr<base::Json> Document(const char* schema, const google::protobuf::Message& message) {
-  KVB_ASSIGN_OR_RETURN(base::Json document, ToJson(message));
-  document["schema"] = schema;
-  return document;
-}
-
-std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }
-
-// SERVER_STATE_READY -> ready
-std::string StateWord(const std::string& name, absl::string_view prefix) {
-  return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
-}
 
 std::string ArtifactTable(const v1::ListArtifactsResponse& response, bool color) {
   Table table({"ROUTE", "ARTIFACT", "RESIDENT", "VERDICT", "LOAD S", "LAST ERROR"});
@@ -45,16 +30,16 @@ std::string ArtifactTable(const v1::ListArtifactsResponse& response, bool color)
 absl::StatusOr<ExitCode> RunHealth(const ServerFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
   KVB_ASSIGN_OR_RETURN(const v1::HealthResponse health, client->Health(flags.route));
-  KVB_ASSIGN_OR_RETURN(const base::Json document, Document("kvbridge.health/v1", health));
+  KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.health/v1", health));
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) {
     Table table({"ROUTE", "STAGE", "SERVING", "ARTIFACT", "VERDICT", "DETAIL"});
     for (const auto& route : health.routes()) {
-      table.AddRow({route.route(), StateWord(v1::RouteStage_Name(route.stage()), "ROUTE_STAGE_"),
+      table.AddRow({route.route(), EnumWord(v1::RouteStage_Name(route.stage()), "ROUTE_STAGE_"),
                     route.serving() ? "yes" : "no", OrDash(route.artifact_digest().substr(0, 12)),
                     OrDash(route.verdict()), OrDash(route.detail())});
     }
     return absl::StrCat(
-        RenderFields({{"state", StateWord(v1::ServerState_Name(health.state()), "SERVER_STATE_")},
+        RenderFields({{"state", EnumWord(v1::ServerState_Name(health.state()), "SERVER_STATE_")},
                       {"version", health.version()}}),
         "\n", table.Render(color));
   }));
@@ -69,7 +54,7 @@ absl::StatusOr<ExitCode> RunArtifactLoad(const ServerFlags& flags, const Output&
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
   v1::ListArtifactsResponse loaded;
   KVB_ASSIGN_OR_RETURN(*loaded.add_artifacts(), client->LoadArtifact(flags.route, flags.path));
-  KVB_ASSIGN_OR_RETURN(const base::Json document, Document("kvbridge.artifacts/v1", loaded));
+  KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.artifacts/v1", loaded));
   KVB_RETURN_IF_ERROR(
       output.Emit(document, [&](bool color) { return ArtifactTable(loaded, color); }));
   return ExitCode::kOk;
@@ -88,7 +73,7 @@ absl::StatusOr<ExitCode> RunArtifactUnload(const ServerFlags& flags, const Outpu
 absl::StatusOr<ExitCode> RunArtifactList(const ServerFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
   KVB_ASSIGN_OR_RETURN(const v1::ListArtifactsResponse list, client->ListArtifacts());
-  KVB_ASSIGN_OR_RETURN(const base::Json document, Document("kvbridge.artifacts/v1", list));
+  KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.artifacts/v1", list));
   KVB_RETURN_IF_ERROR(
       output.Emit(document, [&](bool color) { return ArtifactTable(list, color); }));
   return ExitCode::kOk;

@@ -2,7 +2,9 @@
 
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 #include "core/artifact/spec_json.h"
 #include "core/base/status_macros.h"
@@ -34,6 +36,17 @@ absl::StatusOr<base::Json> ToJson(const google::protobuf::Message& message) {
     return absl::InternalError(absl::StrCat(message.GetTypeName(), ": ", status.ToString()));
   }
   return base::ParseStrictJson(json, message.GetTypeName());
+}
+
+absl::StatusOr<base::Json> ToDocument(const char* schema,
+                                      const google::protobuf::Message& message) {
+  KVB_ASSIGN_OR_RETURN(base::Json document, ToJson(message));
+  document["schema"] = schema;
+  return document;
+}
+
+std::string EnumWord(const std::string& name, absl::string_view prefix) {
+  return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
 }
 
 }  // namespace kvbridge::cli

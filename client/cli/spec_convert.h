@@ -1,6 +1,8 @@
 // Model specs between core and wire, by way of the JSON form that both read and write.
 #pragma once
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -15,5 +17,10 @@ absl::StatusOr<model::ModelSpec> FromProto(const v1::ModelSpec& spec, absl::stri
 
 // A response as its documented JSON form: proto field names, enums by name, defaults written out.
 absl::StatusOr<base::Json> ToJson(const google::protobuf::Message& message);
+// The same under the name that the document has.
+absl::StatusOr<base::Json> ToDocument(const char* schema, const google::protobuf::Message& message);
+
+// ROUTE_STAGE_LIVE without ROUTE_STAGE_, as people read it: live.
+std::string EnumWord(const std::string& name, absl::string_view prefix);
 
 }  // namespace kvbridge::cli

@@ -71,4 +71,6 @@ std::string RenderFields(const std::vector<std::pair<std::string, std::string>>&
   return text;
 }
 
+std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }
+
 }  // namespace kvbridge::cli

@@ -25,4 +25,7 @@ class Table {
 // "name   value" lines; pairs with an empty value are left out.
 std::string RenderFields(const std::vector<std::pair<std::string, std::string>>& fields);
 
+// "-" for an empty cell.
+std::string OrDash(const std::string& text);
+
 }  // namespace kvbridge::cli

@@ -10,8 +10,8 @@
 namespace kvbridge::client {
 
 // Hands a copy of `fd` to the server and returns the ticket that RegisterRegion names it by.
-// NOT_FOUND when nothing is at `path` on this host, UNAVAILABLE when nobody answers there,
-// otherwise the server's own words. Blocks for at most `timeout` per packet.
+// FAILED_PRECONDITION when nobody answers at `path` on this host, otherwise the server's own words.
+// Blocks for at most `timeout` per packet.
 absl::StatusOr<std::string> DepositFd(const std::string& path, absl::string_view session_id, int fd,
                                       absl::Duration timeout);
 

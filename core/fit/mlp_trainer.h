@@ -1,7 +1,8 @@
 // Training one network: K or V of one target layer, from rows in memory.
 //
-// Built twice. With LibTorch (mlp_trainer_torch.cc) its autograd and Adam do the work; without
-// it (mlp_trainer_none.cc) Train answers UNIMPLEMENTED. No header of torch is needed to call it.
+// LibTorch's autograd does the work, in a library of its own (mlp_trainer_torch.cc) that the first
+// call loads; where that was not built, Train answers UNIMPLEMENTED. No header of torch is needed to
+// call it.
 //
 // Thread contract: one call at a time in a process: LibTorch's number of threads is the process's.
 #pragma once
@@ -67,7 +68,7 @@ struct TrainedNetwork {
   int32_t epochs = 0;
 };
 
-// Whether this program was built with LibTorch.
+// Whether the library that trains is there.
 bool CanTrain();
 
 // The same problem, options, machine and threads give the same bytes. UNIMPLEMENTED without
