@@ -13,7 +13,8 @@ Dispatcher::Dispatcher(base::WorkerPool* pool, device::Backend* backend, const b
       pass_tokens_(pass_tokens),
       scheduler_(std::move(weight_of)) {}
 
-double Dispatcher::Enter(absl::string_view tenant, double seconds, double until_deadline) {
+Scheduler::Place Dispatcher::Enter(absl::string_view tenant, double seconds,
+                                   double until_deadline) {
   base::MutexLock lock(&mutex_);
   return scheduler_.Enter(tenant, seconds, until_deadline);
 }
@@ -31,7 +32,7 @@ size_t Dispatcher::queued() const {
 Scheduler::Ticket Dispatcher::Queue(const std::shared_ptr<Sweep>& sweep) {
   Entry entry = {sweep, sweep->NextPass(), sweep->tokens()};
   base::MutexLock lock(&mutex_);
-  const Scheduler::Ticket ticket = scheduler_.Push(sweep->tenant(), sweep->due());
+  const Scheduler::Ticket ticket = scheduler_.Push(sweep->tenant(), sweep->place());
   entries_.emplace(ticket, std::move(entry));
   return ticket;
 }

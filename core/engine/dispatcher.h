@@ -37,7 +37,7 @@ class Dispatcher : public std::enable_shared_from_this<Dispatcher> {
              Scheduler::WeightOf weight_of, int64_t pass_tokens);
 
   // See Scheduler.
-  double Enter(absl::string_view tenant, double seconds, double until_deadline);
+  Scheduler::Place Enter(absl::string_view tenant, double seconds, double until_deadline);
   void Leave(absl::string_view tenant);
 
   // RESOURCE_EXHAUSTED: the pool's queue is full, and nothing was kept.

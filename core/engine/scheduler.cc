@@ -1,14 +1,17 @@
 #include "core/engine/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace kvbridge::engine {
 
-double Scheduler::Enter(absl::string_view name, double seconds, double until_deadline) {
+Scheduler::Place Scheduler::Enter(absl::string_view name, double seconds, double until_deadline) {
   ForgetIdle();
   Tenant& tenant = Find(name);
   ++tenant.entered;
-  return tenant.virtual_now + std::min(kPatience * seconds, until_deadline);
+  const double weight = weight_of_ ? weight_of_(name) : 1;
+  tenant.weight = weight > 0 ? weight : 1;
+  return {tenant.virtual_now + std::min(kPatience * seconds, until_deadline), seconds};
 }
 
 void Scheduler::Leave(absl::string_view name) { --Find(name).entered; }
@@ -30,28 +33,36 @@ void Scheduler::ForgetIdle() {
   }
 }
 
-Scheduler::Ticket Scheduler::Push(absl::string_view name, double due) {
+Scheduler::Ticket Scheduler::Push(absl::string_view name, Place place) {
   Tenant& tenant = Find(name);
   if (tenant.queue.empty()) tenant.tag = std::max(tenant.tag, tag_now_);
   const Ticket ticket = ++last_ticket_;
-  tenant.queue.emplace(std::pair(due, ticket), ticket);
+  tenant.queue.emplace(std::pair(place.due, ticket), place.seconds);
   ++queued_;
   return ticket;
 }
 
+Scheduler::Turn Scheduler::TurnOf(const Tenant& tenant) const {
+  const double seconds = tenant.queue.begin()->second;
+  const double ahead = (tenant.tag - tag_now_) * tenant.weight;
+  const bool borrows = seconds <= kShort && ahead < kBorrowed;
+  return {!borrows, borrows ? seconds : tenant.tag, tenant.last_served};
+}
+
 std::optional<Scheduler::Ticket> Scheduler::Pop() {
+  if (queued_ == 0) return std::nullopt;
+  double least_tag = std::numeric_limits<double>::infinity();
+  for (const auto& [name, tenant] : tenants_) {
+    if (!tenant.queue.empty()) least_tag = std::min(least_tag, tenant.tag);
+  }
+  tag_now_ = std::max(tag_now_, least_tag);
   Tenant* next = nullptr;
   for (auto& [name, tenant] : tenants_) {
     if (tenant.queue.empty()) continue;
-    if (next == nullptr ||
-        std::pair(tenant.tag, tenant.last_served) < std::pair(next->tag, next->last_served)) {
-      next = &tenant;
-    }
+    if (next == nullptr || TurnOf(tenant) < TurnOf(*next)) next = &tenant;
   }
-  if (next == nullptr) return std::nullopt;
-  tag_now_ = std::max(tag_now_, next->tag);
   next->last_served = ++serves_;
-  const Ticket ticket = next->queue.begin()->second;
+  const Ticket ticket = next->queue.begin()->first.second;
   next->queue.erase(next->queue.begin());
   --queued_;
   return ticket;
@@ -62,8 +73,9 @@ std::vector<Scheduler::Ticket> Scheduler::PopIf(absl::FunctionRef<bool(Ticket)> 
   for (auto& [name, tenant] : tenants_) {
     for (auto it = tenant.queue.begin(); it != tenant.queue.end();) {
       const auto unit = it++;
-      if (!wanted(unit->second)) continue;
-      taken.push_back(unit->second);
+      const Ticket ticket = unit->first.second;
+      if (!wanted(ticket)) continue;
+      taken.push_back(ticket);
       tenant.queue.erase(unit);
     }
   }
@@ -73,8 +85,7 @@ std::vector<Scheduler::Ticket> Scheduler::PopIf(absl::FunctionRef<bool(Ticket)> 
 
 void Scheduler::Charge(absl::string_view name, double seconds) {
   Tenant& tenant = Find(name);
-  const double weight = weight_of_ ? weight_of_(name) : 1;
-  tenant.tag += seconds / (weight > 0 ? weight : 1);
+  tenant.tag += seconds / tenant.weight;
   tenant.virtual_now += seconds / static_cast<double>(std::max<int64_t>(1, tenant.entered));
 }
 

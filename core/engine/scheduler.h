@@ -3,7 +3,11 @@
 //
 // Between tenants: shares by weight, by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996).
 // A tenant that comes back after a pause starts level with the others: it has saved nothing up and
-// owes nothing.
+// owes nothing. Transfers that are short alone may borrow from their tenant's future share: until
+// it has had kBorrowed seconds more than its due they need not wait for its turn, the shortest
+// first (after borrowed virtual time, Duda and Cheriton, SOSP 1999). So a tenant whose long
+// transfers use up its share still gets quick answers to its short ones, and the others lose no
+// more than that.
 //
 // Within a tenant: earliest deadline first, in virtual time. A tenant's virtual time is what each
 // of its transfers would have been given by now if all had shared its time equally. A transfer is
@@ -20,6 +24,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -35,17 +40,25 @@ class Scheduler {
   // Share of a tenant relative to the others'; above 0.
   using WeightOf = std::function<double(absl::string_view tenant)>;
 
+  // Where a transfer's units stand in their tenant's queue.
+  struct Place {
+    double due;
+    double seconds;  // of the transfer alone
+  };
+
   static constexpr double kPatience = 4;
+  static constexpr double kShort = 0.1;
+  static constexpr double kBorrowed = 2;
 
   explicit Scheduler(WeightOf weight_of) : weight_of_(std::move(weight_of)) {}
 
   // A transfer comes: `seconds` is what it will take alone, `until_deadline` may be infinite.
-  // Answers when it is due. Leave() once for each.
-  double Enter(absl::string_view tenant, double seconds, double until_deadline);
+  // Leave() once for each.
+  Place Enter(absl::string_view tenant, double seconds, double until_deadline);
   void Leave(absl::string_view tenant);
 
-  // Queues a unit of work that is due then.
-  Ticket Push(absl::string_view tenant, double due);
+  // Queues a unit of a transfer's work.
+  Ticket Push(absl::string_view tenant, Place place);
   // Takes the unit to run next out of the queue.
   std::optional<Ticket> Pop();
   // Takes units out of turn, those due first first: all that `wanted` says true of.
@@ -57,18 +70,22 @@ class Scheduler {
 
  private:
   struct Tenant {
+    double weight = 1;
     double tag = 0;  // service over weight, never behind the others' when it joins the queue
     double virtual_now = 0;  // inside the tenant
     int64_t entered = 0;
     uint64_t last_served = 0;
-    std::map<std::pair<double, Ticket>, Ticket> queue;  // by due, then by arrival
+    std::map<std::pair<double, Ticket>, double> queue;  // by due, then by arrival: Place::seconds
   };
+  using Turn = std::tuple<bool, double, uint64_t>;
   Tenant& Find(absl::string_view name);
+  // Of a tenant that has something queued; the least is served next.
+  Turn TurnOf(const Tenant& tenant) const;
   void ForgetIdle();
 
   const WeightOf weight_of_;
   absl::flat_hash_map<std::string, Tenant> tenants_;
-  double tag_now_ = 0;       // of the tenant served last
+  double tag_now_ = 0;       // the least of those that waited when a unit was last taken
   double virtual_base_ = 0;  // the latest virtual time of any tenant that was forgotten
   Ticket last_ticket_ = 0;
   uint64_t serves_ = 0;

@@ -22,7 +22,7 @@ Sweep::Sweep(std::shared_ptr<Transfer> transfer, TileWork work, int32_t lanes)
       work_(std::move(work)),
       refused_(transfer_->stopped_),
       tenant_(transfer_->spec().tenant),
-      due_(transfer_->due_),
+      place_(transfer_->place_),
       tokens_(work_.tokens.size()),
       layers_(work_.target.layers),
       swept_(tokens_ > transfer_->env_.tile_tokens),

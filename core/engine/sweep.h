@@ -24,6 +24,7 @@
 
 #include "core/base/mutex.h"
 #include "core/device/backend.h"
+#include "core/engine/scheduler.h"
 #include "core/engine/transfer.h"
 #include "core/kv/kv_view.h"
 
@@ -67,7 +68,7 @@ class Sweep {
   bool refused() const { return refused_->load(std::memory_order_acquire); }
   const device::ResidentMapper& resident() const { return *transfer_->pin_.resident; }
   const std::string& tenant() const { return tenant_; }
-  double due() const { return due_; }
+  Scheduler::Place place() const { return place_; }
   int64_t tokens() const { return tokens_; }
 
  private:
@@ -96,7 +97,7 @@ class Sweep {
   TileWork work_;
   const std::shared_ptr<const std::atomic<bool>> refused_;  // the transfer, or finished
   const std::string tenant_;
-  const double due_;
+  const Scheduler::Place place_;
   const int64_t tokens_;
   const int32_t layers_;
   const bool swept_;

@@ -61,7 +61,7 @@ Transfer::Transfer(const Env& env, Parts parts)
       budget_end_(parts.budget_end),
       expected_seconds_(parts.expected_seconds),
       seconds_per_token_(parts.seconds_per_token),
-      due_(parts.due) {}
+      place_(parts.place) {}
 
 Transfer::~Transfer() { env_.dispatcher->Leave(spec_.tenant); }
 

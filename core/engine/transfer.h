@@ -31,6 +31,7 @@
 #include "core/engine/admission.h"
 #include "core/engine/decision.h"
 #include "core/engine/rate_meter.h"
+#include "core/engine/scheduler.h"
 #include "core/guard/pre_check.h"
 #include "core/guard/reason.h"
 #include "core/guard/route_policy.h"
@@ -148,7 +149,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     absl::Time budget_end;
     std::optional<double> expected_seconds;
     double seconds_per_token;  // as good an estimate as there is
-    double due;                // see Scheduler
+    Scheduler::Place place;
   };
 
   Transfer(const Env& env, Parts parts);
@@ -178,7 +179,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const absl::Time budget_end_;
   const std::optional<double> expected_seconds_;
   const double seconds_per_token_;
-  const double due_;
+  const Scheduler::Place place_;
 
   // Refused or finished: what workers poll, and the dispatcher when the transfer may be gone.
   const std::shared_ptr<std::atomic<bool>> stopped_ = std::make_shared<std::atomic<bool>>(false);

@@ -205,13 +205,13 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
                           &rates_,     options_.tile_tokens, options_.tiles_in_flight};
   const absl::Time budget_end = now + budget.value_or(absl::InfiniteDuration());
   const double seconds_per_token = SecondsPerToken(*pin.resident);
-  const double due =
+  const Scheduler::Place place =
       dispatcher_->Enter(spec.tenant, seconds_per_token * static_cast<double>(mapped),
                          absl::ToDoubleSeconds(std::min(spec.deadline, budget_end) - now));
   return std::shared_ptr<Transfer>(new Transfer(
       env,
       {std::move(spec), policy, admissible, std::move(pin), std::move(reservation), room,
-       *std::move(positions), *std::move(salt), budget_end, expected, seconds_per_token, due}));
+       *std::move(positions), *std::move(salt), budget_end, expected, seconds_per_token, place}));
 }
 
 }  // namespace kvbridge::engine

@@ -77,11 +77,11 @@ class Machine {
     double left;
     double unit;
     double came;
-    double due;
+    Scheduler::Place place;
     double ended = kNever;
   };
   void Queue(size_t index) {
-    units_[scheduler_.Push(transfers_[index].tenant, transfers_[index].due)] = index;
+    units_[scheduler_.Push(transfers_[index].tenant, transfers_[index].place)] = index;
   }
   void GiveBack() {
     const auto [when, index] = *running_.begin();
@@ -194,24 +194,50 @@ TEST(SchedulerTest, AnIdleTenantSavesNothingUp) {
 
 TEST(SchedulerTest, ATenantThatComesBackOwesWhatItTookBeyondItsShare) {
   Scheduler scheduler([](absl::string_view t) { return t == "light" ? 0.01 : 1.0; });
-  const double due = scheduler.Enter("heavy", 1, kNever);
+  const Scheduler::Place heavy = scheduler.Enter("heavy", 1, kNever);
   // One unit, for which a tenant of this weight has to wait a hundred times as long.
-  scheduler.Push("light", scheduler.Enter("light", 0.01, kNever));
+  scheduler.Push("light", scheduler.Enter("light", 1, kNever));
   ASSERT_TRUE(scheduler.Pop().has_value());
   scheduler.Charge("light", 0.01);
   scheduler.Leave("light");
-  const Scheduler::Ticket again = scheduler.Push("light", scheduler.Enter("light", 0.01, kNever));
+  const Scheduler::Ticket again = scheduler.Push("light", scheduler.Enter("light", 1, kNever));
   for (int i = 0; i < 99; ++i) {
-    scheduler.Push("heavy", due);
+    scheduler.Push("heavy", heavy);
     EXPECT_NE(scheduler.Pop(), again) << i;
     scheduler.Charge("heavy", 0.01);
   }
   for (int i = 0; i < 3; ++i) {
-    scheduler.Push("heavy", due);
+    scheduler.Push("heavy", heavy);
     if (scheduler.Pop() == again) return;
     scheduler.Charge("heavy", 0.01);
   }
   ADD_FAILURE() << "its turn never came";
+}
+
+// By its share alone, 20 ms would take this tenant 20 ms * (1 + 99).
+TEST(SchedulerTest, AShortTransferDoesNotWaitForItsTenantsTurn) {
+  Machine machine(2, {{"light", 1}, {"heavy", 99}});
+  for (int i = 0; i < 8; ++i) {
+    machine.Submit("heavy", 1000);
+    machine.Submit("light", 1000);
+  }
+  machine.Run(10);
+  const size_t short_one = machine.submitted();
+  machine.Submit("light", 0.02);
+  machine.Run(machine.now() + 1);
+  ASSERT_TRUE(machine.ended(short_one));
+  EXPECT_LE(machine.Latency(short_one), 0.02 + 2 * 0.005);
+}
+
+TEST(SchedulerTest, ShortTransfersBorrowOnceAndNoMore) {
+  Machine machine(1, {{"short", 1}, {"long", 3}});
+  for (int i = 0; i < 4; ++i) machine.Submit("long", 1000);
+  machine.on_end = [&](size_t) { machine.Submit("short", 0.05); };
+  for (int i = 0; i < 4; ++i) machine.Submit("short", 0.05);
+  machine.Run(100);
+  const double share = 25, lead = machine.served["short"] - share;
+  // While it borrows its share goes on: what it leads by, the others have not had.
+  EXPECT_NEAR(lead, Scheduler::kBorrowed * 3 / 4, 0.1);
 }
 
 TEST(SchedulerTest, UnitsTakenOutOfTurnAreGoneFromTheQueue) {
