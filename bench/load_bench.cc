@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <iostream>
@@ -40,6 +41,13 @@ double Seconds(const std::function<absl::Status()>& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Of the process, user and system.
+double CpuSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return double(now.tv_sec) + double(now.tv_nsec) * 1e-9;
+}
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -57,11 +65,13 @@ absl::StatusOr<Json> Run(const Args& args) {
   KVB_ASSIGN_OR_RETURN(const auto pool, base::WorkerPool::Create({.threads = args.threads}));
   KVB_ASSIGN_OR_RETURN(const auto backend,
                        device::CpuBackend::Create({}, pool.get(), kv::BufferPool::Create(1 << 20)));
-  std::vector<double> hash, load, resident, ratio;
+  std::vector<double> hash, load, resident, ratio, cpu_ratio;
   uint64_t bytes = 0;
   // The first round warms the page cache and is not kept.
   for (int rep = 0; rep <= args.reps; ++rep) {
+    const double cpu_begin = CpuSeconds();
     const double hash_s = Seconds([&] { return HashAll(args.dir, pool.get()); });
+    const double cpu_hashed = CpuSeconds();
     artifact::Artifact loaded;
     const double load_s = Seconds([&]() -> absl::Status {
       KVB_ASSIGN_OR_RETURN(
@@ -75,12 +85,14 @@ absl::StatusOr<Json> Run(const Args& args) {
           mapper, backend->MakeResident(loaded.mapper, device::Precision::kBf16, loaded.verify));
       return absl::OkStatus();
     });
+    const double cpu_end = CpuSeconds();
     bytes = mapper->resident_bytes();
     if (rep == 0) continue;
     hash.push_back(hash_s);
     load.push_back(load_s);
     resident.push_back(resident_s);
     ratio.push_back((load_s + resident_s) / hash_s);
+    cpu_ratio.push_back((cpu_end - cpu_hashed) / (cpu_hashed - cpu_begin));
   }
   return Json{{"threads", pool->threads()},
               {"reps", args.reps},
@@ -89,6 +101,7 @@ absl::StatusOr<Json> Run(const Args& args) {
               {"load_s", Median(load)},
               {"resident_s", Median(resident)},
               {"ratio", Median(ratio)},
+              {"cpu_ratio", Median(cpu_ratio)},
               {"ratio_min", *std::min_element(ratio.begin(), ratio.end())},
               {"ratio_max", *std::max_element(ratio.begin(), ratio.end())}};
 }
