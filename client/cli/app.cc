@@ -1,6 +1,5 @@
 #include "client/cli/app.h"
 
-#include <cmath>
 #include <exception>
 #include <functional>
 #include <string>
@@ -8,12 +7,12 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "CLI/CLI.hpp"
 #include "client/cli/commands.h"
 #include "client/cli/fit_flags.h"
+#include "client/cli/number_checks.h"
 #include "client/cli/suggest.h"
 
 namespace kvbridge::cli {
@@ -47,23 +46,6 @@ struct Flags {
   Command command;  // of the subcommand that was named
 };
 
-// CLI11's own checks print the largest double where they have no upper bound.
-CLI::Validator Number(const std::string& expected, bool (*good)(double)) {
-  return CLI::Validator(
-      [expected, good](std::string& text) {
-        double value = 0;
-        if (absl::SimpleAtod(text, &value) && good(value)) return std::string();
-        return absl::StrCat("expected ", expected, ", got ", text);
-      },
-      "");
-}
-CLI::Validator NonNegative() {
-  return Number("a number, 0 or more", [](double v) { return v >= 0 && std::isfinite(v); });
-}
-CLI::Validator Positive() {
-  return Number("a number above 0", [](double v) { return v > 0 && std::isfinite(v); });
-}
-
 CLI::App* AddCommand(CLI::App& parent, Flags& flags, const char* name, const char* help,
                      Command command) {
   CLI::App* app = parent.add_subcommand(name, help);
@@ -78,10 +60,6 @@ void AddConfigFlags(CLI::App* app, ConfigFlags& configs) {
   app->add_option("--target-config", configs.target, "Target model's config.json");
 }
 
-CLI::Option* AddServer(CLI::App* app, std::string& server) {
-  return app->add_option("--server", server, "Address: host:port or unix:/path.sock");
-}
-
 void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   TransferFlags& f = flags.transfer;
   CLI::App* app =
@@ -89,7 +67,7 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
                  [&f, stop](const Output& output) { return RunTransfer(f, output, stop); });
   CLI::Option* artifact =
       app->add_option("--artifact", f.artifact, "Artifact folder: map in this process");
-  CLI::Option* server = AddServer(app, f.server)->excludes(artifact);
+  CLI::Option* server = AddServerFlags(app, f.server)->excludes(artifact);
   app->add_option("--route", f.route, "The server's route")->needs(server);
   AddConfigFlags(app, f.configs);
   app->add_flag("--allow-unproven", f.allow_unproven,
@@ -99,26 +77,25 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   app->add_option("--out", f.out, "Target cache file; written when applied")->required();
   app->add_option("--request-id", f.request_id, "For logs and sampling; default: random");
   app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length; 0 = the cache's tokens")
-      ->check(NonNegative());
+      ->check(NonNegative);
   app->add_option("--native-tail", f.native_tail, "Tokens that the target prefills itself")
-      ->check(NonNegative());
+      ->check(NonNegative);
   app->add_option("--max-latency", f.max_latency_seconds, "Budget of the map, seconds")
-      ->check(NonNegative());
+      ->check(NonNegative);
   app->add_option("--deadline", f.deadline_seconds, "For everything, seconds")
-      ->check(NonNegative())
+      ->check(NonNegative)
       ->capture_default_str();
-  app->add_option("--hops", f.hops, "Maps the cache has been through already")
-      ->check(NonNegative());
+  app->add_option("--hops", f.hops, "Maps the cache has been through already")->check(NonNegative);
   app->add_option("--plane", f.plane, "How bytes travel: shared memory, chunks, what there is")
       ->needs(server)
       ->check(CLI::IsMember({"auto", "region", "inline"}))
       ->capture_default_str();
   app->add_flag("--fail-on-fallback", f.fail_on_fallback, "Exit 1 unless applied");
   app->parse_complete_callback([&f] {
-    if (f.artifact.empty() && f.server.empty()) {
+    if (f.artifact.empty() && f.server.address.empty()) {
       throw CLI::RequiredError("--artifact DIR or --server ADDR");
     }
-    if (!f.server.empty() && f.route.empty()) throw CLI::RequiredError("--route");
+    if (!f.server.address.empty() && f.route.empty()) throw CLI::RequiredError("--route");
   });
 }
 
@@ -158,9 +135,9 @@ void AddPlanPair(CLI::App* plan, Flags& flags) {
   app->add_option("--memory", f.memory_bytes, "Most for accumulating, such as 8GB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   app->add_option("--capture-rate", f.capture_rate, "Both models reading, tokens per second")
-      ->check(Positive());
+      ->check(Positive);
   app->add_option("--prefill-rate", f.prefill_rate, "The target's prefill, tokens per second")
-      ->check(Positive());
+      ->check(Positive);
   app->add_flag("--no-measure", f.no_measure, "Sizes only: times are unmeasured");
 }
 
@@ -174,24 +151,24 @@ void AddPlan(CLI::App& root, Flags& flags) {
     if (app->get_subcommands().empty()) flags.command = transfer;
   });
   CLI::Option* artifact = app->add_option("--artifact", f.artifact, "Artifact folder");
-  CLI::Option* server = AddServer(app, f.server)->excludes(artifact);
+  CLI::Option* server = AddServerFlags(app, f.server)->excludes(artifact);
   app->add_option("--route", f.route, "The server's route")->needs(server);
   app->add_option("--fit", f.fit, "Experiment file: sizes of a fit")
       ->excludes(artifact)
       ->excludes(server);
   AddConfigFlags(app, f.configs);
-  app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length")->check(Positive());
+  app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length")->check(Positive);
   app->add_option("--native-tail", f.native_tail, "Tokens that the target prefills itself")
-      ->check(NonNegative());
+      ->check(NonNegative);
   app->add_option("--prefill-rate", f.prefill_rate, "The target's prefill, tokens per second")
-      ->check(Positive());
+      ->check(Positive);
   AddPlanPair(app, flags);
   app->parse_complete_callback([&f, app] {
     if (!app->get_subcommands().empty() || !f.fit.empty()) return;
-    if (f.artifact.empty() && f.server.empty()) {
+    if (f.artifact.empty() && f.server.address.empty()) {
       throw CLI::RequiredError("pair, --artifact DIR, --server ADDR or --fit FILE");
     }
-    if (!f.server.empty() && f.route.empty()) throw CLI::RequiredError("--route");
+    if (!f.server.address.empty() && f.route.empty()) throw CLI::RequiredError("--route");
     if (f.prompt_tokens == 0) throw CLI::RequiredError("--prompt-tokens");
   });
 }
@@ -217,25 +194,17 @@ void AddArtifact(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   ServerFlags& s = flags.server;
   CLI::App* load = AddCommand(*app, flags, "load", "Load, verify and switch to an artifact",
                               [&s](const Output& output) { return RunArtifactLoad(s, output); });
-  AddServer(load, s.server)->required();
+  AddServerFlags(load, s.server)->required();
   load->add_option("--route", s.route, "Route")->required();
   load->add_option("path", s.path, "Folder on the server; none = the configured one, read again");
   CLI::App* unload =
       AddCommand(*app, flags, "unload", "Take a route's artifact away",
                  [&s](const Output& output) { return RunArtifactUnload(s, output); });
-  AddServer(unload, s.server)->required();
+  AddServerFlags(unload, s.server)->required();
   unload->add_option("--route", s.route, "Route")->required();
   CLI::App* list = AddCommand(*app, flags, "list", "What is resident",
                               [&s](const Output& output) { return RunArtifactList(s, output); });
-  AddServer(list, s.server)->required();
-}
-
-void AddAccess(CLI::App* app, ServerAccess& access) {
-  AddServer(app, access.server)->required();
-  CLI::Option* ca = app->add_option("--ca-file", access.ca_file, "Authorities of its certificate");
-  CLI::Option* key = app->add_option("--key-file", access.key_file, "Key of --cert-file");
-  app->add_option("--cert-file", access.cert_file, "Certificate to show it")->needs(ca)->needs(key);
-  app->add_option("--token-file", access.token_file, "File with the bearer token to show it");
+  AddServerFlags(list, s.server)->required();
 }
 
 void AddRoutes(CLI::App& root, Flags& flags, const std::stop_token& stop) {
@@ -245,10 +214,10 @@ void AddRoutes(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   routes->fallthrough();
   CLI::App* list = AddCommand(*routes, flags, "list", "Stage, circuit and artifact of each route",
                               [&f](const Output& output) { return RunRoutesList(f, output); });
-  AddAccess(list, f.access);
+  AddServerFlags(list, f.server)->required();
   CLI::App* set = AddCommand(*routes, flags, "set", "Change a route until the next restart",
                              [&f](const Output& output) { return RunRoutesSet(f, output); });
-  AddAccess(set, f.access);
+  AddServerFlags(set, f.server)->required();
   set->add_option("route", f.route, "Route")->required();
   CLI::Option* stage = set->add_option("--stage", f.stage, "Rollout stage")
                            ->check(CLI::IsMember({"off", "shadow", "canary", "live"}));
@@ -264,7 +233,7 @@ void AddRoutes(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   CLI::App* tail = AddCommand(
       *events, flags, "tail", "Decisions and changes of routes, a line each, until Ctrl-C",
       [&f, stop](const Output& output) { return RunEventsTail(f, output, stop); });
-  AddAccess(tail, f.access);
+  AddServerFlags(tail, f.server)->required();
   tail->add_option("--route", f.route, "One route only");
 }
 
@@ -321,7 +290,7 @@ void AddDoctor(CLI::App& root, Flags& flags) {
   CLI::App* app =
       AddCommand(root, flags, "doctor", "What this host allows, and what to change; exit 1 if bad",
                  [&f](const Output& output) { return RunDoctor(f, output); });
-  AddServer(app, f.server);
+  AddServerFlags(app, f.server);
   app->add_option("--socket", f.socket, "memory.socket of a server to be started here")
       ->capture_default_str();
 }
@@ -377,11 +346,22 @@ int UsageError(const CLI::App& root, const Output& output, const std::string& me
   return static_cast<int>(ExitCode::kUsage);
 }
 
-int Run(const Flags& flags, const Output& output) {
-  const absl::StatusOr<ExitCode> result = flags.command(output);
+// What a server that can't be reached or lets nobody in says does not name it.
+std::string Describe(const CLI::App& root, const absl::Status& status) {
+  const CLI::Option* server = Deepest(&root)->get_option_no_throw("--server");
+  const bool at_the_door = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+                           absl::IsUnauthenticated(status);
+  return absl::StrCat(at_the_door && server != nullptr && server->count() > 0
+                          ? absl::StrCat("--server ", server->as<std::string>(), ": ")
+                          : "",
+                      status.message());
+}
+
+int Run(const CLI::App& root, const Command& command, const Output& output) {
+  const absl::StatusOr<ExitCode> result = command(output);
   if (result.ok()) return static_cast<int>(*result);
   const ExitCode code = ExitCodeFor(result.status());
-  output.Error(CodeWord(result.status().code()), result.status().message(), code);
+  output.Error(CodeWord(result.status().code()), Describe(root, result.status()), code);
   return static_cast<int>(code);
 }
 
@@ -407,7 +387,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   ServerFlags& s = flags.server;
   CLI::App* health = AddCommand(app, flags, "health", "State of a server and its routes",
                                 [&s](const Output& output) { return RunHealth(s, output); });
-  AddServer(health, s.server)->required();
+  AddServerFlags(health, s.server)->required();
   health->add_option("--route", s.route, "One route; exit 0 if it serves");
   AddDoctor(app, flags);
   AddArtifact(app, flags, stop);
@@ -432,7 +412,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   flags.output.color = !flags.no_color;
   const Output output(flags.output);
   if (!flags.command) return UsageError(app, output, "expected a command");
-  return Run(flags, output);
+  return Run(app, flags.command, output);
 }
 
 }  // namespace kvbridge::cli

@@ -27,7 +27,7 @@ struct TransferFlags {
   std::string artifact;  // either this: in process
   ConfigFlags configs;
   bool allow_unproven = false;
-  std::string server;  // or these: by a server
+  ServerAccess server;  // or these: by a server
   std::string route;
   std::string in;
   std::string out;
@@ -53,7 +53,7 @@ struct InspectFlags {
 absl::StatusOr<ExitCode> RunInspect(const InspectFlags& flags, const Output& output);
 
 struct PlanFlags {
-  std::string server;  // with route
+  ServerAccess server;  // with route
   std::string route;
   std::string artifact;  // or
   ConfigFlags configs;
@@ -80,7 +80,7 @@ struct PairFlags {
 absl::StatusOr<ExitCode> RunPlanPair(const PairFlags& flags, const Output& output);
 
 struct ServerFlags {
-  std::string server;
+  ServerAccess server;
   std::string route;
   std::string path;  // artifact load: on the server's file system
 };
@@ -90,13 +90,13 @@ absl::StatusOr<ExitCode> RunArtifactUnload(const ServerFlags& flags, const Outpu
 absl::StatusOr<ExitCode> RunArtifactList(const ServerFlags& flags, const Output& output);
 
 struct DoctorFlags {
-  std::string server;                                // empty = the host alone
+  ServerAccess server;                               // none = the host alone
   std::string socket = "/run/kvbridge/memory.sock";  // where a server here would listen
 };
 absl::StatusOr<ExitCode> RunDoctor(const DoctorFlags& flags, const Output& output);
 
 struct RouteFlags {
-  ServerAccess access;
+  ServerAccess server;
   std::string route;
   std::string stage;    // "off", "shadow", "canary", "live"; empty = as it is
   std::string circuit;  // "auto", "closed", "open"; empty = as it is

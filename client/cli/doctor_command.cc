@@ -6,7 +6,6 @@
 #include "absl/strings/str_join.h"
 
 #include "client/cli/commands.h"
-#include "client/cli/connect.h"
 #include "client/cli/host_checks.h"
 #include "client/cli/table.h"
 #include "core/base/status_macros.h"
@@ -15,14 +14,14 @@ namespace kvbridge::cli {
 namespace {
 
 // How a server answers, and whether its regions can be had from here.
-std::vector<Finding> CheckServer(const std::string& address) {
+std::vector<Finding> CheckServer(const ServerAccess& access) {
   Finding server{.check = "server",
                  .verdict = Verdict::kOk,
                  .found = "",
                  .why = "a client that can't reach it prefills instead",
                  .advice = ""};
-  const auto client = Connect(address);
-  const auto told = client.ok() ? (*client)->GetCapabilities()
+  const auto client = Connect(access);
+  const auto told = client.ok() ? (*client)->GetCapabilities(access.Timeout())
                                 : absl::StatusOr<v1::GetCapabilitiesResponse>(client.status());
   if (!told.ok()) {
     server.verdict = Verdict::kBad;
@@ -53,7 +52,7 @@ std::string Text(const std::vector<Finding>& findings, bool color) {
 
 absl::StatusOr<ExitCode> RunDoctor(const DoctorFlags& flags, const Output& output) {
   std::vector<Finding> findings = CheckHost("/", flags.socket);
-  if (!flags.server.empty()) {
+  if (!flags.server.address.empty()) {
     for (Finding& finding : CheckServer(flags.server)) findings.push_back(std::move(finding));
   }
   Verdict worst = Verdict::kOk;

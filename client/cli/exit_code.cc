@@ -11,6 +11,7 @@ ExitCode ExitCodeFor(const absl::Status& status) {
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kDataLoss:
     case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
     case absl::StatusCode::kOutOfRange:
       return ExitCode::kBadInput;
     case absl::StatusCode::kFailedPrecondition:

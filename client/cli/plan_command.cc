@@ -6,7 +6,6 @@
 #include "absl/strings/str_format.h"
 
 #include "client/cli/commands.h"
-#include "client/cli/connect.h"
 #include "client/cli/local_models.h"
 #include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
@@ -75,7 +74,7 @@ absl::StatusOr<v1::PlanResponse> AskServer(const PlanFlags& flags) {
   request.set_prompt_tokens(flags.prompt_tokens);
   request.set_native_tail(flags.native_tail);
   request.set_prefill_tokens_per_second(flags.prefill_rate);
-  return client->Plan(request);
+  return client->Plan(request, flags.server.Timeout());
 }
 
 std::string Seconds(const v1::Estimate& estimate) {
@@ -153,7 +152,7 @@ absl::StatusOr<ExitCode> PlanFit(const PlanFlags& flags, const Output& output) {
 absl::StatusOr<ExitCode> RunPlan(const PlanFlags& flags, const Output& output) {
   if (!flags.fit.empty()) return PlanFit(flags, output);
   KVB_ASSIGN_OR_RETURN(const v1::PlanResponse response,
-                       flags.server.empty() ? PlanLocally(flags) : AskServer(flags));
+                       flags.server.address.empty() ? PlanLocally(flags) : AskServer(flags));
   KVB_ASSIGN_OR_RETURN(base::Json document, ToJson(response));
   document["schema"] = "kvbridge.plan/v1";
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) { return PlanText(response); }));

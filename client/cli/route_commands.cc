@@ -1,5 +1,4 @@
 // Commands that look at a server's routes, change them, and watch what they do.
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -9,37 +8,15 @@
 #include "absl/time/clock.h"
 
 #include "client/cli/commands.h"
-#include "client/cli/server_access.h"
+#include "client/cli/route_table.h"
 #include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
-#include "client/cpp/grpc_status.h"
 #include "core/base/status_macros.h"
-#include "kvbridge/v1/admin.grpc.pb.h"
-#include "kvbridge/v1/transfer.grpc.pb.h"
+#include "kvbridge/v1/admin.pb.h"
+#include "kvbridge/v1/transfer.pb.h"
 
 namespace kvbridge::cli {
 namespace {
-
-absl::StatusOr<v1::HealthResponse> AskHealth(const ServerAccess& access) {
-  KVB_ASSIGN_OR_RETURN(const auto connection, Connection::Open(access));
-  v1::HealthRequest request;
-  v1::HealthResponse health;
-  const auto context = connection->Context();
-  const auto stub = v1::KvBridge::NewStub(connection->channel());
-  KVB_RETURN_IF_ERROR(client::FromGrpcStatus(stub->Health(context.get(), request, &health)));
-  return health;
-}
-
-std::string RouteTable(const v1::HealthResponse& health, bool color) {
-  Table table({"ROUTE", "STAGE", "CIRCUIT", "SERVING", "ARTIFACT", "VERDICT", "DETAIL"});
-  for (const auto& route : health.routes()) {
-    table.AddRow({route.route(), EnumWord(v1::RouteStage_Name(route.stage()), "ROUTE_STAGE_"),
-                  EnumWord(v1::CircuitState_Name(route.circuit()), "CIRCUIT_STATE_"),
-                  route.serving() ? "yes" : "no", OrDash(route.artifact_digest().substr(0, 12)),
-                  OrDash(route.verdict()), OrDash(route.detail())});
-  }
-  return table.Render(color);
-}
 
 absl::StatusOr<v1::SetRouteRequest> ToRequest(const RouteFlags& flags) {
   v1::SetRouteRequest request;
@@ -86,7 +63,8 @@ std::string Line(const v1::WatchEventsResponse& response) {
 }  // namespace
 
 absl::StatusOr<ExitCode> RunRoutesList(const RouteFlags& flags, const Output& output) {
-  KVB_ASSIGN_OR_RETURN(const v1::HealthResponse health, AskHealth(flags.access));
+  KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
+  KVB_ASSIGN_OR_RETURN(const v1::HealthResponse health, client->Health("", flags.server.Timeout()));
   KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.health/v1", health));
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) { return RouteTable(health, color); }));
   return ExitCode::kOk;
@@ -94,11 +72,9 @@ absl::StatusOr<ExitCode> RunRoutesList(const RouteFlags& flags, const Output& ou
 
 absl::StatusOr<ExitCode> RunRoutesSet(const RouteFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(const v1::SetRouteRequest request, ToRequest(flags));
-  KVB_ASSIGN_OR_RETURN(const auto connection, Connection::Open(flags.access));
-  v1::SetRouteResponse response;
-  const auto context = connection->Context();
-  const auto stub = v1::Admin::NewStub(connection->channel());
-  KVB_RETURN_IF_ERROR(client::FromGrpcStatus(stub->SetRoute(context.get(), request, &response)));
+  KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
+  KVB_ASSIGN_OR_RETURN(const v1::SetRouteResponse response,
+                       client->SetRoute(request, flags.server.Timeout()));
   const std::string before = EnumWord(v1::RouteStage_Name(response.previous()), "ROUTE_STAGE_");
   const std::string after = flags.stage.empty() ? before : flags.stage;
   const base::Json document = {{"schema", "kvbridge.route/v1"},
@@ -116,21 +92,15 @@ absl::StatusOr<ExitCode> RunRoutesSet(const RouteFlags& flags, const Output& out
 
 absl::StatusOr<ExitCode> RunEventsTail(const RouteFlags& flags, const Output& output,
                                        const std::stop_token& stop) {
-  KVB_ASSIGN_OR_RETURN(const auto connection, Connection::Open(flags.access));
-  const auto context = connection->Context(absl::InfiniteDuration());
-  const std::stop_callback cancel(stop, [&context] { context->TryCancel(); });
-  v1::WatchEventsRequest request;
-  request.set_route(flags.route);
-  const auto stub = v1::KvBridge::NewStub(connection->channel());
-  const auto stream = stub->WatchEvents(context.get(), request);
-  v1::WatchEventsResponse response;
-  while (stream->Read(&response)) {
-    KVB_ASSIGN_OR_RETURN(const base::Json document, ToJson(response));
-    KVB_RETURN_IF_ERROR(output.EmitLine(document, Line(response)));
-  }
-  const absl::Status status = client::FromGrpcStatus(stream->Finish());
-  if (stop.stop_requested()) return ExitCode::kOk;
-  return status.ok() ? absl::StatusOr<ExitCode>(ExitCode::kOk) : status;
+  KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
+  KVB_RETURN_IF_ERROR(client->WatchEvents(
+      flags.route,
+      [&output](const v1::WatchEventsResponse& response) -> absl::Status {
+        KVB_ASSIGN_OR_RETURN(const base::Json document, ToJson(response));
+        return output.EmitLine(document, Line(response));
+      },
+      stop));
+  return ExitCode::kOk;
 }
 
 }  // namespace kvbridge::cli

@@ -4,13 +4,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
+#include "CLI/CLI.hpp"
+#include "client/cli/number_checks.h"
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -23,28 +22,68 @@ absl::StatusOr<std::string> Read(const char* flag, const std::string& path) {
                       absl::StrCat(flag, ": ", path, ": ", text.status().message()));
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ServerAccess& access) {
-  grpc::SslCredentialsOptions tls;
-  KVB_ASSIGN_OR_RETURN(tls.pem_root_certs, Read("--ca-file", access.ca_file));
-  KVB_ASSIGN_OR_RETURN(tls.pem_cert_chain, Read("--cert-file", access.cert_file));
-  KVB_ASSIGN_OR_RETURN(tls.pem_private_key, Read("--key-file", access.key_file));
-  KVB_ASSIGN_OR_RETURN(std::string token, Read("--token-file", access.token_file));
-  absl::StripAsciiWhitespace(&token);
-  auto credentials =
-      access.ca_file.empty() ? grpc::InsecureChannelCredentials() : grpc::SslCredentials(tls);
-  return std::unique_ptr<Connection>(
-      new Connection(grpc::CreateChannel(access.server, credentials), std::move(token)));
+absl::StatusOr<client::TlsOptions> ReadTls(const ServerAccess& access) {
+  client::TlsOptions tls;
+  KVB_ASSIGN_OR_RETURN(tls.server_ca, Read("--ca-file", access.ca_file));
+  KVB_ASSIGN_OR_RETURN(tls.client_cert, Read("--cert-file", access.cert_file));
+  KVB_ASSIGN_OR_RETURN(tls.client_key, Read("--key-file", access.key_file));
+  tls.server_name = access.server_name;
+  return tls;
 }
 
-std::unique_ptr<grpc::ClientContext> Connection::Context(absl::Duration timeout) const {
-  auto context = std::make_unique<grpc::ClientContext>();
-  if (timeout != absl::InfiniteDuration()) {
-    context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+}  // namespace
+
+absl::Duration ServerAccess::Timeout(absl::Duration otherwise) const {
+  return timeout_seconds ? absl::Seconds(*timeout_seconds) : otherwise;
+}
+
+CLI::Option* AddServerFlags(CLI::App* app, ServerAccess& access) {
+  CLI::Option* server =
+      app->add_option("--server", access.address, "Address: host:port or unix:/path.sock");
+  CLI::Option* ca =
+      app->add_option("--ca-file", access.ca_file, "Authorities of its certificate: speak TLS")
+          ->needs(server);
+  CLI::Option* cert =
+      app->add_option("--cert-file", access.cert_file, "Certificate to show it")->needs(ca);
+  CLI::Option* key =
+      app->add_option("--key-file", access.key_file, "Key of --cert-file")->needs(cert);
+  cert->needs(key);
+  app->add_option("--server-name", access.server_name,
+                  "Name in its certificate, where it is not the address's")
+      ->needs(ca);
+  app->add_option("--token-file", access.token_file, "File with the bearer token to show it")
+      ->needs(server);
+  app->add_option("--timeout", access.timeout_seconds,
+                  "For connecting and for each answer, seconds; default: 10, and 600 for loading")
+      ->check(Positive)
+      ->needs(server);
+  return server;
+}
+
+absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerAccess& access) {
+  client::ClientOptions options;
+  options.target = access.address;
+  options.connect_timeout = access.Timeout(options.connect_timeout);
+  if (access.address.empty()) {
+    return absl::InvalidArgumentError("--server: expected an address, got nothing");
   }
-  if (!token_.empty()) context->AddMetadata("authorization", absl::StrCat("Bearer ", token_));
-  return context;
+  if (!access.ca_file.empty()) {
+    KVB_ASSIGN_OR_RETURN(options.tls, ReadTls(access));
+  }
+  if (!access.token_file.empty()) {
+    if (!options.tls.has_value() && !client::IsSameHost(access.address)) {
+      return absl::InvalidArgumentError(
+          "--token-file: expected --ca-file for a server on another host, got none");
+    }
+    KVB_ASSIGN_OR_RETURN(std::string token, Read("--token-file", access.token_file));
+    absl::StripAsciiWhitespace(&token);
+    if (token.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--token-file: ", access.token_file, ": expected a token, got nothing"));
+    }
+    options.token = [token = std::move(token)] { return token; };
+  }
+  return client::Client::Create(std::move(options));
 }
 
 }  // namespace kvbridge::cli

@@ -1,41 +1,39 @@
-// How operators' commands reach a server: by address, with what it takes to be let in.
+// The one way in which commands reach a server: by address, with what it takes to be let in.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-#include "grpcpp/channel.h"
-#include "grpcpp/client_context.h"
+#include "client/cpp/client.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace kvbridge::cli {
 
 struct ServerAccess {
-  std::string server;     // "host:port" or "unix:/path.sock"
+  std::string address;    // "host:port" or "unix:/path.sock"; empty = none was named
   std::string ca_file;    // authorities of the server, PEM; empty = plaintext
   std::string cert_file;  // what this command shows it, PEM
   std::string key_file;
-  std::string token_file;  // holds a bearer token, and nothing else
+  std::string server_name;  // in its certificate, where it is not the address's
+  std::string token_file;   // holds a bearer token, and nothing else
+  std::optional<double> timeout_seconds;
+
+  // The longest wait for one answer: what was asked for, or else this.
+  absl::Duration Timeout(absl::Duration otherwise = client::Client::kDefaultTimeout) const;
 };
 
-// Thread contract: immutable.
-class Connection {
- public:
-  // INVALID_ARGUMENT or NOT_FOUND names the file. Connects when first used.
-  static absl::StatusOr<std::unique_ptr<Connection>> Open(const ServerAccess& access);
+// Adds --server and what goes with it; answers --server. `access` outlives `app`.
+CLI::Option* AddServerFlags(CLI::App* app, ServerAccess& access);
 
-  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
-  // Of one call.
-  std::unique_ptr<grpc::ClientContext> Context(absl::Duration timeout = absl::Seconds(30)) const;
-
- private:
-  Connection(std::shared_ptr<grpc::Channel> channel, std::string token)
-      : channel_(std::move(channel)), token_(std::move(token)) {}
-
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::string token_;
-};
+// Connects when first used. An error names the flag.
+absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerAccess& access);
 
 }  // namespace kvbridge::cli

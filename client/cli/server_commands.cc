@@ -5,7 +5,7 @@
 #include "absl/strings/str_format.h"
 
 #include "client/cli/commands.h"
-#include "client/cli/connect.h"
+#include "client/cli/route_table.h"
 #include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
 #include "core/base/status_macros.h"
@@ -29,19 +29,14 @@ std::string ArtifactTable(const v1::ListArtifactsResponse& response, bool color)
 
 absl::StatusOr<ExitCode> RunHealth(const ServerFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
-  KVB_ASSIGN_OR_RETURN(const v1::HealthResponse health, client->Health(flags.route));
+  KVB_ASSIGN_OR_RETURN(const v1::HealthResponse health,
+                       client->Health(flags.route, flags.server.Timeout()));
   KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.health/v1", health));
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) {
-    Table table({"ROUTE", "STAGE", "SERVING", "ARTIFACT", "VERDICT", "DETAIL"});
-    for (const auto& route : health.routes()) {
-      table.AddRow({route.route(), EnumWord(v1::RouteStage_Name(route.stage()), "ROUTE_STAGE_"),
-                    route.serving() ? "yes" : "no", OrDash(route.artifact_digest().substr(0, 12)),
-                    OrDash(route.verdict()), OrDash(route.detail())});
-    }
     return absl::StrCat(
         RenderFields({{"state", EnumWord(v1::ServerState_Name(health.state()), "SERVER_STATE_")},
                       {"version", health.version()}}),
-        "\n", table.Render(color));
+        "\n", RouteTable(health, color));
   }));
   if (flags.route.empty()) {
     return health.state() == v1::SERVER_STATE_READY ? ExitCode::kOk : ExitCode::kGateFailed;
@@ -53,7 +48,9 @@ absl::StatusOr<ExitCode> RunHealth(const ServerFlags& flags, const Output& outpu
 absl::StatusOr<ExitCode> RunArtifactLoad(const ServerFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
   v1::ListArtifactsResponse loaded;
-  KVB_ASSIGN_OR_RETURN(*loaded.add_artifacts(), client->LoadArtifact(flags.route, flags.path));
+  KVB_ASSIGN_OR_RETURN(*loaded.add_artifacts(),
+                       client->LoadArtifact(flags.route, flags.path,
+                                            flags.server.Timeout(client::Client::kLoadTimeout)));
   KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.artifacts/v1", loaded));
   KVB_RETURN_IF_ERROR(
       output.Emit(document, [&](bool color) { return ArtifactTable(loaded, color); }));
@@ -62,7 +59,7 @@ absl::StatusOr<ExitCode> RunArtifactLoad(const ServerFlags& flags, const Output&
 
 absl::StatusOr<ExitCode> RunArtifactUnload(const ServerFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
-  KVB_RETURN_IF_ERROR(client->UnloadArtifact(flags.route));
+  KVB_RETURN_IF_ERROR(client->UnloadArtifact(flags.route, flags.server.Timeout()));
   const base::Json document = {{"schema", "kvbridge.unload/v1"}, {"route", flags.route}};
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) {
     return RenderFields({{"unloaded", flags.route}});
@@ -72,7 +69,8 @@ absl::StatusOr<ExitCode> RunArtifactUnload(const ServerFlags& flags, const Outpu
 
 absl::StatusOr<ExitCode> RunArtifactList(const ServerFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
-  KVB_ASSIGN_OR_RETURN(const v1::ListArtifactsResponse list, client->ListArtifacts());
+  KVB_ASSIGN_OR_RETURN(const v1::ListArtifactsResponse list,
+                       client->ListArtifacts(flags.server.Timeout()));
   KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.artifacts/v1", list));
   KVB_RETURN_IF_ERROR(
       output.Emit(document, [&](bool color) { return ArtifactTable(list, color); }));

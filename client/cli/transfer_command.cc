@@ -13,7 +13,6 @@
 #include "absl/time/clock.h"
 
 #include "client/cli/commands.h"
-#include "client/cli/connect.h"
 #include "client/cli/local_models.h"
 #include "client/cli/progress.h"
 #include "client/cli/spec_convert.h"
@@ -182,8 +181,10 @@ absl::StatusOr<client::TransferOptions> RemoteOptions(const TransferFlags& flags
 }
 
 // The target as the server's route states it.
-absl::StatusOr<v1::ModelSpec> RouteTarget(client::Client& client, const std::string& route) {
-  KVB_ASSIGN_OR_RETURN(const v1::GetCapabilitiesResponse capabilities, client.GetCapabilities());
+absl::StatusOr<v1::ModelSpec> RouteTarget(client::Client& client, const std::string& route,
+                                          absl::Duration timeout) {
+  KVB_ASSIGN_OR_RETURN(const v1::GetCapabilitiesResponse capabilities,
+                       client.GetCapabilities(timeout));
   std::string known;
   for (const auto& info : capabilities.routes()) {
     if (info.route() == route) return info.target();
@@ -196,7 +197,8 @@ absl::StatusOr<TransferReport> TransferRemotely(const TransferFlags& flags, cons
                                                 const artifact::CacheFile& source,
                                                 const std::stop_token& stop) {
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
-  KVB_ASSIGN_OR_RETURN(const v1::ModelSpec target, RouteTarget(*client, flags.route));
+  KVB_ASSIGN_OR_RETURN(const v1::ModelSpec target,
+                       RouteTarget(*client, flags.route, flags.server.Timeout()));
   KVB_ASSIGN_OR_RETURN(const client::TransferOptions options, RemoteOptions(flags, source, target));
   KVB_ASSIGN_OR_RETURN(const model::ModelSpec target_spec, FromProto(target, "route.target"));
   const artifact::CacheFile answer = AnswerFor(target_spec, source);
@@ -230,11 +232,12 @@ absl::StatusOr<ExitCode> RunTransfer(const TransferFlags& flags, const Output& o
   }
   KVB_ASSIGN_OR_RETURN(const artifact::CacheFile source, artifact::ReadCacheFile(flags.in));
   KVB_ASSIGN_OR_RETURN(const TransferReport report,
-                       flags.server.empty() ? TransferLocally(flags, output, source, stop)
-                                            : TransferRemotely(flags, output, source, stop));
+                       flags.server.address.empty()
+                           ? TransferLocally(flags, output, source, stop)
+                           : TransferRemotely(flags, output, source, stop));
   KVB_RETURN_IF_ERROR(output.Emit(ToJson(report), [&](bool) { return ToText(report); }));
   if (report.applied()) return ExitCode::kOk;
-  if (report.reason == "unproven_pair" && flags.server.empty()) {
+  if (report.reason == "unproven_pair" && flags.server.address.empty()) {
     output.Note("the artifact has no passing evidence; --allow-unproven maps all the same");
   }
   return ExitCodeForFallback(report.outcome, report.reason, flags.fail_on_fallback);

@@ -96,6 +96,24 @@ class Client::Impl {
     });
   }
 
+  absl::Status WatchEvents(
+      const v1::WatchEventsRequest& request,
+      const std::function<absl::Status(const v1::WatchEventsResponse&)>& on_event,
+      const std::stop_token& stop) {
+    grpc::ClientContext context;
+    const std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
+    const auto stream = v1::KvBridge::NewStub(channels_->Next())->WatchEvents(&context, request);
+    v1::WatchEventsResponse response;
+    absl::Status refused;
+    while (refused.ok() && stream->Read(&response)) {
+      refused = on_event(response);
+    }
+    if (!refused.ok()) context.TryCancel();
+    const absl::Status ended = FromGrpcStatus(stream->Finish());
+    if (!refused.ok()) return refused;
+    return stop.stop_requested() ? absl::OkStatus() : ended;
+  }
+
   CountersSnapshot counters() const {
     CountersSnapshot snapshot = counters_.Snapshot();
     snapshot.circuit_state = circuit_.state(Now());
@@ -394,6 +412,20 @@ absl::Status Client::UnloadArtifact(absl::string_view route, absl::Duration time
 absl::StatusOr<v1::ListArtifactsResponse> Client::ListArtifacts(absl::Duration timeout) {
   return impl_->Call<v1::ListArtifactsResponse, v1::Admin>(&v1::Admin::Stub::ListArtifacts,
                                                            v1::ListArtifactsRequest(), timeout);
+}
+
+absl::StatusOr<v1::SetRouteResponse> Client::SetRoute(const v1::SetRouteRequest& request,
+                                                      absl::Duration timeout) {
+  return impl_->Call<v1::SetRouteResponse, v1::Admin>(&v1::Admin::Stub::SetRoute, request, timeout);
+}
+
+absl::Status Client::WatchEvents(
+    absl::string_view route,
+    const std::function<absl::Status(const v1::WatchEventsResponse&)>& on_event,
+    std::stop_token stop) {
+  v1::WatchEventsRequest request;
+  request.set_route(std::string(route));
+  return impl_->WatchEvents(request, on_event, stop);
 }
 
 CountersSnapshot Client::counters() const { return impl_->counters(); }

@@ -91,13 +91,24 @@ class Client {
 
   // For operators. Loading takes as long as reading and verifying the artifact.
   absl::StatusOr<v1::ArtifactInfo> LoadArtifact(absl::string_view route, absl::string_view path,
-                                                absl::Duration timeout = absl::Minutes(10));
+                                                absl::Duration timeout = kLoadTimeout);
   absl::Status UnloadArtifact(absl::string_view route, absl::Duration timeout = kDefaultTimeout);
   absl::StatusOr<v1::ListArtifactsResponse> ListArtifacts(absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::SetRouteResponse> SetRoute(const v1::SetRouteRequest& request,
+                                                absl::Duration timeout = kDefaultTimeout);
+
+  // What the server decides from now on, about one route or ("") all of them. `on_event` is called
+  // on this thread; its first error ends the watch and is returned. OK after `stop`; otherwise how
+  // the server ended it.
+  absl::Status WatchEvents(
+      absl::string_view route,
+      const std::function<absl::Status(const v1::WatchEventsResponse&)>& on_event,
+      std::stop_token stop = {});
 
   CountersSnapshot counters() const;
 
   static constexpr absl::Duration kDefaultTimeout = absl::Seconds(10);
+  static constexpr absl::Duration kLoadTimeout = absl::Minutes(10);
 
  private:
   class Impl;

@@ -36,6 +36,7 @@ TEST(TableTest, FieldsWithoutAValueAreLeftOut) {
 TEST(ExitCodeTest, EveryErrorHasItsNumber) {
   EXPECT_EQ(ExitCodeFor(absl::InvalidArgumentError("")), ExitCode::kBadInput);
   EXPECT_EQ(ExitCodeFor(absl::DataLossError("")), ExitCode::kBadInput);
+  EXPECT_EQ(ExitCodeFor(absl::UnauthenticatedError("")), ExitCode::kBadInput);
   EXPECT_EQ(ExitCodeFor(absl::UnimplementedError("")), ExitCode::kIncompatible);
   EXPECT_EQ(ExitCodeFor(absl::UnavailableError("")), ExitCode::kUnreachable);
   EXPECT_EQ(ExitCodeFor(absl::ResourceExhaustedError("")), ExitCode::kResources);

@@ -296,8 +296,8 @@ TEST_F(CliTest, HealthIsATableAndAGate) {
   EXPECT_EQ(run.out, R"(state    ready
 version  9.9.9
 
-ROUTE           STAGE  SERVING  ARTIFACT      VERDICT  DETAIL
-small-to-large  live   yes      aaaaaaaaaaaa  PASS     -
+ROUTE           STAGE  CIRCUIT  SERVING  ARTIFACT      VERDICT  DETAIL
+small-to-large  live   closed   yes      aaaaaaaaaaaa  PASS     -
 )");
   EXPECT_EQ(Run("health --route nowhere --server " + server.target()).code, 3);
   const Finished down = Run("health --format json --server 127.0.0.1:1");

@@ -3,11 +3,10 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
-
-#include "absl/strings/str_cat.h"
 
 #include "tests/client/test_cache.h"
 #include "tests/support/fake_kvbridge_server.h"
@@ -373,6 +372,36 @@ TEST_F(ClientTest, PlainCallsReturnTheServersAnswerOrItsError) {
   EXPECT_TRUE(client->UnloadArtifact("small-to-large").ok());
   EXPECT_EQ(client->ListArtifacts().value().artifacts_size(), 1);
   EXPECT_EQ(Connect(kNobody)->Health().status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(ClientTest, ARouteIsSetAndItsStageBeforeIsTold) {
+  FakeKvbridgeServer server({});
+  auto client = Connect(server.target());
+  v1::SetRouteRequest request;
+  request.set_route("small-to-large");
+  EXPECT_EQ(client->SetRoute(request)->previous(), v1::ROUTE_STAGE_LIVE);
+  request.set_route("nowhere");
+  EXPECT_TRUE(absl::IsNotFound(client->SetRoute(request).status()));
+}
+
+TEST_F(ClientTest, EventsAreWatchedUntilTheCallerHasEnough) {
+  FakeKvbridgeServer server({});
+  auto client = Connect(server.target());
+  int events = 0;
+  const absl::Status refused = client->WatchEvents("", [&](const auto& response) {
+    EXPECT_EQ(response.event().pair(), "small-to-large");
+    return ++events == 3 ? absl::DataLossError("enough") : absl::OkStatus();
+  });
+  EXPECT_EQ(refused, absl::DataLossError("enough"));
+  EXPECT_EQ(events, 3);
+
+  std::stop_source stop;
+  const auto until_stopped = [&](const v1::WatchEventsResponse&) {
+    stop.request_stop();
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(client->WatchEvents("small-to-large", until_stopped, stop.get_token()).ok());
+  EXPECT_TRUE(absl::IsNotFound(client->WatchEvents("nowhere", until_stopped)));
 }
 
 }  // namespace

@@ -79,3 +79,26 @@ class MountedSecret:
         link = self._folder / "..next"
         link.symlink_to(version.name)
         os.replace(link, self._folder / "..data")
+
+
+class Pki:
+    """An authority of servers, one of clients, and the server's secret as it is mounted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.servers = Authority(folder, "servers")
+        self.clients = Authority(folder, "clients")
+        self.secret = MountedSecret(folder / "secret")
+        self.folder = folder
+        self.renew()
+
+    def renew(self, **parts: bytes) -> None:
+        issued = self.servers.issue("DNS:localhost", "IP:127.0.0.1")
+        files = {"cert": issued.certificate, "key": issued.key, "ca": self.clients.certificate}
+        self.secret.put(**{**files, **parts})
+
+    def tls(self, **more: object) -> dict[str, object]:
+        files = {"cert_file": self.secret.path("cert.pem"), "key_file": self.secret.path("key.pem")}
+        return {**files, "refresh_interval": "50ms", **more}
+
+    def mutual(self, **more: object) -> dict[str, object]:
+        return self.tls(**{"client_ca_file": self.secret.path("ca.pem"), **more})

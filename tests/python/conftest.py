@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT / "client/python/src"), str(Path(__file__).parent)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
+from certificates import Pki  # noqa: E402
 from fake_server import FakeServer, Faults, ReferenceMap  # noqa: E402
 from kvbridge import Client, model_spec  # noqa: E402
 from kvbridge.arrays import float32_to_bf16  # noqa: E402
@@ -61,6 +62,11 @@ def binary(variable: str) -> str:
     if not path:
         pytest.skip(f"{variable} is not set")
     return path
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    return Pki(tmp_path)
 
 
 @pytest.fixture(scope="session")

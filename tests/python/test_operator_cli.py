@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 
+import numpy as np
 import pytest
+from certificates import Pki
 from conftest import ROUTE, binary, family_spec, random_cache
-from kvbridge import Client
+from kvbridge import CacheFile, Client, read_cache, write_cache
 from kvbridge.testing import LocalServer
+from secure_server import SecureServer
 
 TOKEN = "operator-token-0123456789abcdef"
 
@@ -73,10 +77,96 @@ def test_events_are_tailed_until_interrupted(server):
         tail.kill()
 
 
-def test_a_token_is_shown_from_a_file(tmp_path):
+# --- getting in
+
+
+class Guarded:
+    """What it takes to be let in by a server that asks for everything, as flags."""
+
+    def __init__(self, pki: Pki) -> None:
+        me = pki.clients.issue("DNS:operator")
+        contents = {
+            "--ca-file": pki.servers.certificate,
+            "--cert-file": me.certificate,
+            "--key-file": me.key,
+            "--token-file": f"{TOKEN}\n".encode(),
+        }
+        self.flags = {}
+        for flag, content in contents.items():
+            path = pki.folder / flag.strip("-")
+            path.write_bytes(content)
+            self.flags[flag] = str(path)
+        tokens = pki.folder / "tokens"
+        tokens.write_text(f"{TOKEN} operators transfer,plan,memory,admin\n")
+        tokens.chmod(0o600)
+        self.server = SecureServer(pki.mutual(), [ROUTE], auth={"tokens_file": str(tokens)})
+
+    def run(self, *arguments: str, without: str = "", **changed: str) -> subprocess.CompletedProcess[str]:
+        flags = {**self.flags, **{f"--{name.replace('_', '-')}": value for name, value in changed.items()}}
+        flags.pop(without, None)
+        shown = [part for pair in flags.items() for part in pair]
+        return run(*arguments, "--server", f"localhost:{self.server.port}", *shown)
+
+
+@pytest.fixture
+def guarded(pki: Pki):
+    guarded = Guarded(pki)
+    with guarded.server:
+        yield guarded
+
+
+def test_every_command_gets_in_by_the_same_flags(guarded, tmp_path):
+    source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    write_cache(source, CacheFile(family_spec("small"), *random_cache(24), np.arange(24)))
+    route = ("--route", "pair")
+    for arguments in (
+        ("health",),
+        ("routes", "list"),
+        ("routes", "set", "pair", "--stage", "live"),
+        ("artifact", "list"),
+        ("artifact", "load", *route),
+        ("plan", *route, "--prompt-tokens", "100"),
+        ("transfer", *route, "--in", str(source), "--out", str(target), "--fail-on-fallback"),
+        ("artifact", "unload", *route),
+    ):
+        done = guarded.run(*arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
+        strange = guarded.run(*arguments, without="--token-file")
+        assert strange.returncode == 3 and "bearer token" in strange.stderr, (arguments, strange)
+    assert read_cache(target).keys.shape[2] == 23
+    assert "version 0." in guarded.run("doctor").stdout
+
+
+def test_what_keeps_a_command_out_is_said_by_its_flag(guarded, tmp_path):
+    nowhere, empty = str(tmp_path / "nowhere"), tmp_path / "empty"
+    empty.write_text("\n")
+    for flag in guarded.flags:
+        missing = guarded.run("health", **{flag.strip("-").replace("-", "_"): nowhere})
+        assert missing.returncode == 3 and f"{flag}: {nowhere}: " in missing.stderr, missing
+    nothing = guarded.run("health", token_file=str(empty))
+    assert nothing.returncode == 3 and "--token-file" in nothing.stderr
+    # The certificate is for localhost.
+    stranger = guarded.run("health", server_name="elsewhere")
+    assert stranger.returncode == 5 and f"--server localhost:{guarded.server.port}: " in stranger.stderr
+    for flag in ("--cert-file", "--key-file"):
+        half = guarded.run("health", without=flag)
+        assert half.returncode == 2 and flag in half.stderr
+    abroad = run("health", "--server", "192.0.2.1:50061", "--token-file", guarded.flags["--token-file"])
+    assert abroad.returncode == 3 and "--ca-file" in abroad.stderr
+    plain = run("health", "--server", f"localhost:{guarded.server.port}")
+    assert plain.returncode == 5
+
+
+def test_a_server_that_says_nothing_is_given_up_after_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = run("health", "--server", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.2")
+    assert done.returncode == 5 and "--server 127.0.0.1:" in done.stderr
+
+
+def test_a_token_is_enough_on_a_socket_of_this_host(tmp_path):
     tokens, mine = tmp_path / "tokens", tmp_path / "mine"
     tokens.write_text(f"{TOKEN} operators admin,plan\n")
     mine.write_text(TOKEN + "\n")
     with LocalServer(binary("KVBRIDGED"), [ROUTE], {"auth": {"tokens_file": str(tokens)}}) as server:
-        assert run("routes", "list", "--server", server.address).returncode != 0
+        assert run("routes", "list", "--server", server.address).returncode == 3
         assert listed(server, "--token-file", str(mine))["stage"] == "ROUTE_STAGE_LIVE"

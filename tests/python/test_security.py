@@ -15,79 +15,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from certificates import Authority, MountedSecret
+from certificates import Authority, Pki
 from conftest import ROUTE, binary
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, memory_pb2, transfer_pb2, transfer_pb2_grpc
+from secure_server import SecureServer
 
 PATIENCE = 30.0
-
-
-class Pki:
-    """An authority of servers, one of clients, and the server's secret as it is mounted."""
-
-    def __init__(self, folder: Path) -> None:
-        self.servers = Authority(folder, "servers")
-        self.clients = Authority(folder, "clients")
-        self.secret = MountedSecret(folder / "secret")
-        self.folder = folder
-        self.renew()
-
-    def renew(self, **parts: bytes) -> None:
-        issued = self.servers.issue("DNS:localhost", "IP:127.0.0.1")
-        files = {"cert": issued.certificate, "key": issued.key, "ca": self.clients.certificate}
-        self.secret.put(**{**files, **parts})
-
-    def tls(self, **more: object) -> dict[str, object]:
-        files = {"cert_file": self.secret.path("cert.pem"), "key_file": self.secret.path("key.pem")}
-        return {**files, "refresh_interval": "50ms", **more}
-
-    def mutual(self, **more: object) -> dict[str, object]:
-        return self.tls(**{"client_ca_file": self.secret.path("ca.pem"), **more})
-
-
-@pytest.fixture
-def pki(tmp_path: Path) -> Pki:
-    return Pki(tmp_path)
-
-
-class SecureServer(LocalServer):
-    """On a TCP port with the TLS given, beside its unix socket."""
-
-    def __init__(self, tls: dict[str, object], routes=(), **settings: object) -> None:
-        super().__init__(binary("KVBRIDGED"), routes, settings)
-        grpc_addresses = ["127.0.0.1:0", self.address]
-        self._settings["listen"] = {
-            "grpc": grpc_addresses,
-            "admin": "127.0.0.1:0",
-            "health": "127.0.0.1:0",
-            "tls": tls,
-        }
-
-    @property
-    def ports(self) -> dict[str, object]:
-        return json.loads(self._ports.read_text())
-
-    @property
-    def port(self) -> int:
-        return int(self.ports["grpc"][0].rsplit(":", 1)[1])
-
-    def channel(self, root: bytes, client=None, name: str = "localhost") -> grpc.Channel:
-        credentials = grpc.ssl_channel_credentials(
-            root, *((client.key, client.certificate) if client else (None, None))
-        )
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", name)]
-        return grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
-
-    def serial(self) -> int:
-        """Of the certificate that a new connection is shown."""
-        shown = ssl.get_server_certificate(("127.0.0.1", self.port))
-        path = self.folder / "shown.pem"
-        path.write_text(shown)
-        return int(subprocess.check_output(["openssl", "x509", "-in", path, "-noout", "-serial"]).split(b"=")[1], 16)
-
-    def logged(self, text: str) -> bool:
-        return any(text in line for line in self.log.read_text().splitlines())
 
 
 def health(channel: grpc.Channel, timeout: float = 5.0) -> transfer_pb2.HealthResponse:

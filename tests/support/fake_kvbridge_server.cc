@@ -144,6 +144,7 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
     v1::RouteHealth& route = *response->add_routes();
     route.set_route("small-to-large");
     route.set_stage(v1::ROUTE_STAGE_LIVE);
+    route.set_circuit(v1::CIRCUIT_STATE_CLOSED);
     route.set_serving(true);
     route.set_artifact_digest(std::string(64, 'a'));
     route.set_verdict("PASS");
@@ -185,6 +186,27 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
     info.set_verdict("PASS");
     info.set_load_seconds(1.5);
     return grpc::Status::OK;
+  }
+
+  grpc::Status SetRoute(grpc::ServerContext*, const v1::SetRouteRequest* request,
+                        v1::SetRouteResponse* response) override {
+    if (request->route() != "small-to-large") {
+      return {grpc::StatusCode::NOT_FOUND, "route: expected a configured one"};
+    }
+    response->set_previous(v1::ROUTE_STAGE_LIVE);
+    return grpc::Status::OK;
+  }
+
+  // The same event, until the caller has enough.
+  grpc::Status WatchEvents(grpc::ServerContext*, const v1::WatchEventsRequest* request,
+                           grpc::ServerWriter<v1::WatchEventsResponse>* stream) override {
+    if (!request->route().empty() && request->route() != "small-to-large") {
+      return {grpc::StatusCode::NOT_FOUND, "route: expected a configured one"};
+    }
+    v1::WatchEventsResponse response;
+    response.mutable_event()->set_pair("small-to-large");
+    while (stream->Write(response)) continue;
+    return grpc::Status::CANCELLED;
   }
 
  private:
