@@ -8,6 +8,7 @@
 
 #include "client/cli/commands.h"
 #include "client/cli/local_models.h"
+#include "client/cli/plane_name.h"
 #include "client/cli/progress.h"
 #include "client/cli/table.h"
 #include "core/artifact/spec_json.h"
@@ -49,11 +50,11 @@ std::string RopeText(const model::RopeSpec& rope, artifact::Format format) {
 }
 
 // "3 2 1 V3": layers of the same component, then those of the other.
-std::string SourcesText(const mapper::LayerMap& map, absl::string_view other) {
-  std::vector<std::string> words;
-  for (const int32_t layer : map.sources) words.push_back(absl::StrCat(layer));
-  for (const int32_t layer : map.cross_sources) words.push_back(absl::StrCat(other, layer));
-  return absl::StrJoin(words, " ");
+std::string SourcesText(const mapper::LayerMap& map, kv::Component own) {
+  return absl::StrJoin(map.planes(own), " ",
+                       [own](std::string* out, const mapper::SourcePlane& plane) {
+                         out->append(PlaneName(plane, own));
+                       });
 }
 
 base::Json LayerJson(const mapper::LayerMap& layer) {
@@ -123,7 +124,8 @@ std::string ArtifactText(const artifact::Artifact& artifact, bool color) {
     const mapper::LayerMap& value = mapper.values[i];
     const std::string key_support = mapper::Describe(key);
     const std::string value_support = mapper::Describe(value);
-    table.AddRow({absl::StrCat(i), SourcesText(key, "V"), SourcesText(value, "K"),
+    table.AddRow({absl::StrCat(i), SourcesText(key, kv::Component::kKey),
+                  SourcesText(value, kv::Component::kValue),
                   key_support == value_support ? key_support
                                                : absl::StrCat(key_support, "/", value_support)});
   }

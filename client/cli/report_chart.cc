@@ -267,7 +267,7 @@ void DrawHeatAxes(const Grid& grid, const HeatMapOptions& options, Svg* svg) {
   const int column_step = every(grid.columns, grid.cell, 18);
   for (int c = 0; c < grid.columns; c += column_step) {
     svg->Text({grid.corner(0, c).x + grid.cell / 2, grid.bottom() + 13}, Anchor::kMiddle,
-              absl::StrCat(c), "tick");
+              options.column_names.empty() ? absl::StrCat(c) : options.column_names[c], "tick");
   }
   svg->VerticalText({9, (Grid::kTop + grid.bottom()) / 2}, options.rows, "name");
   svg->Text({Grid::kLeft, grid.bottom() + 31}, Anchor::kStart, options.columns, "name");

@@ -49,8 +49,9 @@ std::string LineChart(const std::string& title, const std::vector<Series>& serie
 // Stronger is more; a mark is a ring (a dot, where cells are small) on what was chosen, with its
 // place in the order as tooltip.
 struct HeatMapOptions {
-  std::string rows;     // what a row is
-  std::string columns;  // what a column is
+  std::string rows;                       // what a row is
+  std::string columns;                    // what a column is
+  std::vector<std::string> column_names;  // empty: numbers
   std::map<std::pair<int, int>, int> marks;
 };
 std::string HeatMap(const std::string& title, const Matrix& values, const HeatMapOptions& options);

@@ -119,9 +119,9 @@ FitScore Score(const Json& json) {
 }
 
 // What the mapper itself says of a layer, with what the fit recorded of it.
-LayerFit Layer(const mapper::LayerMap& map, const Json& fit) {
+LayerFit Layer(const mapper::LayerMap& map, kv::Component c, const Json& fit) {
   return {.support = mapper::Describe(map),
-          .sources = map.sources,
+          .sources = map.planes(c),
           .r2 = Score(fit),
           .heads = Numbers(At(fit, {"heads", "r2_held_out"}))};
 }
@@ -131,8 +131,8 @@ void CollectFit(const mapper::Mapper& mapper, const Json& calibration, ArtifactR
   const Json& layers = At(calibration, {"layers"});
   for (size_t l = 0; l < mapper.keys.size(); ++l) {
     const Json& layer = layers.is_array() && l < layers.size() ? layers[l] : kNull;
-    out->keys.push_back(Layer(mapper.keys[l], At(layer, {"key"})));
-    out->values.push_back(Layer(mapper.values[l], At(layer, {"value"})));
+    out->keys.push_back(Layer(mapper.keys[l], kv::Component::kKey, At(layer, {"key"})));
+    out->values.push_back(Layer(mapper.values[l], kv::Component::kValue, At(layer, {"value"})));
   }
   out->key_probe = Rows(At(calibration, {"probe_scores", "key"}));
   out->value_probe = Rows(At(calibration, {"probe_scores", "value"}));

@@ -57,7 +57,7 @@ struct FitScore {
 // K or V of one target layer.
 struct LayerFit {
   std::string support;
-  std::vector<int32_t> sources;
+  std::vector<mapper::SourcePlane> sources;  // in feature order
   FitScore r2;
   std::vector<std::optional<double>> heads;  // held-out R² of each target head
 };

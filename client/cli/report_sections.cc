@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 
+#include "client/cli/plane_name.h"
 #include "client/cli/report_chart.h"
 #include "client/cli/report_svg.h"
 #include "core/base/units.h"
@@ -186,21 +187,40 @@ std::string LayerChart(const std::string& title, const std::vector<LayerFit>& la
   return LineChart(title, {held_out, in_sample}, {.x = "target layer", .y = "R²", .y_max = 1});
 }
 
+// Source layers of the same component side by side, then, where a map reads any, those of the
+// other.
+std::vector<std::string> ColumnNames(int columns, int32_t source_layers, kv::Component own) {
+  std::vector<std::string> names;
+  const bool own_is_key = own == kv::Component::kKey;
+  const kv::Component other = own_is_key ? kv::Component::kValue : kv::Component::kKey;
+  for (int32_t c = 0; c < columns; ++c) {
+    names.push_back(c < source_layers ? PlaneName({c, own}, own)
+                                      : PlaneName({c - source_layers, other}, own));
+  }
+  return names;
+}
+
 // Probe scores with what was chosen marked; without scores, what was chosen alone.
-std::string SelectionMap(const std::string& title, const Matrix& probe,
+std::string SelectionMap(const std::string& title, kv::Component own, const Matrix& probe,
                          const std::vector<LayerFit>& layers, int32_t source_layers) {
   HeatMapOptions options{.rows = "target layer", .columns = "source layer"};
-  Matrix values = probe;
-  if (values.size() != layers.size()) {
-    values.assign(layers.size(), std::vector<std::optional<double>>(source_layers, 0.0));
-  }
+  const bool scored = probe.size() == layers.size() && !probe.empty();
+  size_t columns = scored ? probe[0].size() : 0;
   for (size_t l = 0; l < layers.size(); ++l) {
     for (size_t i = 0; i < layers[l].sources.size(); ++i) {
-      const int32_t source = layers[l].sources[i];
-      options.marks[{static_cast<int>(l), source}] = static_cast<int>(i);
-      if (probe.size() != layers.size() && source < source_layers) values[l][source] = 1.0;
+      const mapper::SourcePlane& source = layers[l].sources[i];
+      const int32_t column = source.layer + (source.component == own ? 0 : source_layers);
+      options.marks[{static_cast<int>(l), column}] = static_cast<int>(i);
+      columns =
+          std::max<size_t>(columns, source.component == own ? source_layers : 2 * source_layers);
     }
   }
+  Matrix values = scored ? probe : Matrix(layers.size());
+  for (auto& row : values) row.resize(columns, scored ? std::nullopt : std::optional(0.0));
+  if (!scored) {
+    for (const auto& [cell, rank] : options.marks) values[cell.first][cell.second] = 1.0;
+  }
+  options.column_names = ColumnNames(static_cast<int>(columns), source_layers, own);
   return HeatMap(title, values, options);
 }
 
@@ -212,13 +232,13 @@ std::string HeadMap(const std::string& title, const std::vector<LayerFit>& layer
 
 std::string WorstLayers(const ArtifactReport& report) {
   struct Entry {
-    std::string component;
+    kv::Component component;
     size_t layer;
     const LayerFit* fit;
   };
   std::vector<Entry> entries;
-  for (const auto& [component, layers] :
-       {std::pair("K", &report.keys), std::pair("V", &report.values)}) {
+  for (const auto& [component, layers] : {std::pair(kv::Component::kKey, &report.keys),
+                                          std::pair(kv::Component::kValue, &report.values)}) {
     for (size_t l = 0; l < layers->size(); ++l) {
       if ((*layers)[l].r2.held_out) entries.push_back({component, l, &(*layers)[l]});
     }
@@ -229,11 +249,13 @@ std::string WorstLayers(const ArtifactReport& report) {
   if (entries.size() > 6) entries.resize(6);
   std::vector<std::vector<std::string>> rows;
   for (const Entry& entry : entries) {
-    std::vector<std::string> row = {absl::StrCat(entry.component, " of layer ", entry.layer),
-                                    Optional(entry.fit->r2.held_out, 3),
-                                    Optional(entry.fit->r2.in_sample, 3),
-                                    Escape(absl::StrReplaceAll(entry.fit->support, {{"_", "-"}})),
-                                    absl::StrJoin(entry.fit->sources, ", ")};
+    std::vector<std::string> planes;
+    for (const auto& plane : entry.fit->sources)
+      planes.push_back(PlaneName(plane, entry.component));
+    std::vector<std::string> row = {
+        absl::StrCat(entry.component == kv::Component::kKey ? "K" : "V", " of layer ", entry.layer),
+        Optional(entry.fit->r2.held_out, 3), Optional(entry.fit->r2.in_sample, 3),
+        Escape(absl::StrReplaceAll(entry.fit->support, {{"_", "-"}})), absl::StrJoin(planes, ", ")};
     rows.push_back(std::move(row));
   }
   if (rows.empty()) return "";
@@ -493,10 +515,11 @@ std::string FitHtml(const ArtifactReport& report) {
            Figure("Values: R² by layer", LayerChart("R² of values by layer", report.values))}),
       "<h4>Which source layers feed which</h4><p>Marked cells were chosen; shade is how well the "
       "source layer alone predicts the target layer (R²), where that was recorded.</p>",
-      Row({Figure("Keys", SelectionMap("Source layers of keys", report.key_probe, report.keys,
-                                       report.source_layers)),
-           Figure("Values", SelectionMap("Source layers of values", report.value_probe,
-                                         report.values, report.source_layers))}),
+      Row({Figure("Keys", SelectionMap("Source layers of keys", kv::Component::kKey,
+                                       report.key_probe, report.keys, report.source_layers)),
+           Figure("Values",
+                  SelectionMap("Source layers of values", kv::Component::kValue, report.value_probe,
+                               report.values, report.source_layers))}),
       heads.empty() ? "" : absl::StrCat("<h4>By head</h4>", heads), WorstLayers(report));
 }
 

@@ -209,7 +209,7 @@ TEST(ReportTest, TwoLargeModelsStayFarBelowTwoMegabytes) {
     report.key_probe.emplace_back(40, 0.5 + layer * 0.001);
     LayerFit fit{.support = "full", .r2 = {0.8, 0.7 - layer * 0.001}};
     fit.heads.assign(8, 0.6 + layer * 0.001);
-    for (int i = 0; i < 8; ++i) fit.sources.push_back((layer / 2 + i) % 40);
+    for (int i = 0; i < 8; ++i) fit.sources.push_back({(layer / 2 + i) % 40});
     report.keys.push_back(fit);
     report.values.push_back(fit);
   }
@@ -217,6 +217,18 @@ TEST(ReportTest, TwoLargeModelsStayFarBelowTwoMegabytes) {
   const std::string page = ReportPage({report});
   EXPECT_EQ(NestingFault(page), "");
   EXPECT_LT(page.size(), 1000u << 10);
+}
+
+TEST(ReportTest, LayersOfTheOtherComponentHaveColumnsOfTheirOwn) {
+  LayerFit fit{.support = "full", .r2 = {0.8, 0.7}};
+  fit.sources = {{0, kv::Component::kKey}, {1, kv::Component::kValue}};
+  const std::string page =
+      ReportPage({{.name = "both", .source_layers = 2, .keys = {fit}, .values = {fit}}});
+  for (const char* column : {">0<", ">1<", ">V0<", ">V1<", ">K0<", ">K1<"}) {
+    EXPECT_TRUE(absl::StrContains(page, column)) << column;
+  }
+  EXPECT_TRUE(absl::StrContains(page, "<td>0, V1</td>"));  // K of layer 0
+  EXPECT_TRUE(absl::StrContains(page, "<td>K0, 1</td>"));  // V of layer 0
 }
 
 TEST(EscapeTest, WhatIsNotUtf8IsReplaced) {
