@@ -22,6 +22,7 @@ class SecureServer(LocalServer):
             "admin": "127.0.0.1:0",
             "health": "127.0.0.1:0",
             "tls": tls,
+            **self._settings.get("listen", {}),
         }
 
     @property

@@ -80,6 +80,29 @@ def answer(stub, items, timeout=20):
     return types_pb2.Reason.Name(decision.reason).removeprefix("REASON_").lower(), decision.detail
 
 
+class Paused:
+    """A transfer that was accepted and has not sent its cache yet."""
+
+    def __init__(self, stub, timeout):
+        self._go = threading.Event()
+        self._call = stub.Transfer(self._requests(), timeout=timeout)
+        assert next(self._call).WhichOneof("event") == "accepted"
+
+    def _requests(self):
+        yield request(header(TOKENS))
+        self._go.wait(60)
+        yield from map(request, cache(TOKENS))
+
+    def finish(self):
+        """Sends the rest; the decision."""
+        self._go.set()
+        return list(self._call)[-1].completed.decision
+
+    def cancel(self):
+        self._call.cancel()
+        self._go.set()
+
+
 def connect(server):
     return grpc.insecure_channel(
         server.address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]

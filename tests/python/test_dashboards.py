@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import uuid
 
@@ -18,7 +17,7 @@ from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, admin_pb2_grpc, plan_pb2, transfer_pb2, transfer_pb2_grpc
 from operations import DEPLOY, base_name, listed_metrics, metrics_in
 from prometheus_server import Prometheus
-from test_attacks import ROUTE, VALUE, answer, cache, chunk, connect, field, filled, header
+from test_attacks import ROUTE, VALUE, Paused, answer, cache, chunk, connect, field, filled, header
 from test_rules import RULES, RUNBOOKS, rules
 
 GRAFANA = DEPLOY / "grafana"
@@ -166,31 +165,14 @@ def certificate(folder):
     return {"cert_file": str(cert), "key_file": str(key)}
 
 
-class Stall:
-    """A transfer that was admitted and sends nothing more."""
-
-    def __init__(self, stub):
-        self._end = threading.Event()
-        self._call = stub.Transfer(self._requests(), timeout=60)
-        next(self._call)
-
-    def _requests(self):
-        yield transfer_pb2.TransferRequest(header=header(TOKENS))
-        self._end.wait(60)
-
-    def end(self):
-        self._end.set()
-        self._call.cancel()
-
-
 def overload(stub):
     """Holds every place of the server, and asks for another."""
-    stalls = [Stall(stub) for _ in range(4)]
+    paused = [Paused(stub, timeout=60) for _ in range(4)]
     try:
         return answer(stub, streams()["applied"])[0]
     finally:
-        for stall in stalls:
-            stall.end()
+        for each in paused:
+            each.cancel()
 
 
 def report_quality(stub, digest):
@@ -303,10 +285,10 @@ def test_who_drains_says_draining(live):
     _, server, _ = live
     with connect(server) as channel:
         stub = transfer_pb2_grpc.KvBridgeStub(channel)
-        stall = Stall(stub)
+        paused = Paused(stub, timeout=60)
         admin_pb2_grpc.AdminStub(channel).Drain(admin_pb2.DrainRequest())
         deadline = time.monotonic() + 4
         while (got := answer(stub, streams()["applied"])[0]) != "draining" and time.monotonic() < deadline:
             pass
-        stall.end()
+        paused.cancel()
     assert got == "draining"
