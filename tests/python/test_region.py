@@ -157,6 +157,18 @@ def test_pages_and_arrays_may_be_mixed(client, inline):
     np.testing.assert_array_equal(np.stack(target.gather()[0])[:, :, : TOKENS - 1], inline[0])
 
 
+@pytest.mark.parametrize("plane", ["region", "inline"])
+def test_the_answer_may_go_to_pages_of_another_client(server, inline, plane):
+    with Client(server.address, plane=plane) as mover, Client(server.address) as engine:
+        memory = engine.memory()
+        pool, _ = make_pool(memory, memory.arena(32 << 20), "target", "vllm-blocks-2", "numpy")
+        target = pool.select(np.random.default_rng(3).permutation(64)[: TOKENS // PAGE], TOKENS)
+        result = send(mover, target_pages=memory.locate(target))
+        assert (result.outcome, result.plane, result.keys) == ("applied", plane, None), result
+        for got, expected in zip(target.gather(), inline):
+            np.testing.assert_array_equal(np.stack(got)[:, :, : TOKENS - 1], expected)
+
+
 def test_layers_come_in_order_while_prefill_goes_on(client, inline):
     memory = client.memory()
     arena = memory.arena(64 << 20)
@@ -219,8 +231,8 @@ def test_a_stale_generation_is_refused(client):
     memory = client.memory()
     pool, _ = make_pool(memory, memory.arena(32 << 20), "target", "vllm-2-blocks-nhd", "numpy")
     target = pool.select(range(TOKENS // PAGE), TOKENS)
-    pool_id, generation = memory.locate(pool)
-    memory.lease().pools[pool] = pool_id, generation + 1
+    known = memory.locate(target)
+    memory.lease().pools[pool] = known.pool_id, known.generation + 1
     result = send(client, target_pages=target)
     assert (result.outcome, result.reason) == ("fallback_reprefill", "invalid_request"), result
     assert "generation" in result.detail

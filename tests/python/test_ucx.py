@@ -19,6 +19,7 @@ import grpc
 import numpy as np
 import pytest
 from conftest import ROOT, ROUTE, binary, family_spec, random_cache
+from kvbridge import Client, MappedPrefix, PagedCache, SourceProgress, TransferResult
 from kvbridge.chunks import CacheAssembler, encode_chunks
 from kvbridge.v1 import transfer_pb2, types_pb2
 
@@ -159,12 +160,14 @@ def same(a, b) -> bool:
 
 def peer_of(hosts: netns.TwoHosts, folder: Path, *, ucx: bool = True) -> Kvbridged:
     listen = {"listen": f"{hosts.right_address}:0"} if ucx else {}
-    return Kvbridged(hosts, hosts.right, folder, routes=[ROUTE], ucx=listen)
+    memory = {"socket": f"{folder}/right.memory"}
+    return Kvbridged(hosts, hosts.right, folder, routes=[ROUTE], ucx=listen, memory=memory)
 
 
-def edge_of(hosts: netns.TwoHosts, folder: Path) -> Kvbridged:
+def edge_of(hosts: netns.TwoHosts, folder: Path, *, memory: bool = True) -> Kvbridged:
     peers = [{"name": "b", "address": f"{hosts.right_address}:{Kvbridged.port}"}]
-    return Kvbridged(hosts, hosts.left, folder, peers=peers)
+    socket = {"socket": f"{folder}/left.memory"} if memory else {}
+    return Kvbridged(hosts, hosts.left, folder, peers=peers, memory=socket)
 
 
 @pytest.mark.parametrize("ucx", [True, False], ids=["ucx", "in_the_call"])
@@ -268,3 +271,167 @@ def test_a_link_that_goes_down_ends_the_transfer_on_both_sides(folder: Path) -> 
         _, decision = call.rest()
         assert decision.reason == types_pb2.REASON_TRANSPORT
         assert time.monotonic() - started < 30
+
+
+# Through the Python client. A source beside the edge, an engine beside the peer whose pages get the answer.
+PAGE = 64  # tokens; the last page of TOKENS is partial
+SPECS = {"source": family_spec("small"), "target": family_spec("large")}
+
+
+def send(client: Client, **options: object) -> TransferResult:
+    if "source_pages" not in options:
+        options["keys"], options["values"] = options.pop("cache", None) or random_cache(TOKENS)
+    return client.transfer(route="pair", **{**SPECS, **options})  # type: ignore[arg-type]
+
+
+def pages_of(client: Client, side: str, seed: int) -> PagedCache:
+    """Pages, out of order, of a pool of the client's own."""
+    memory = client.memory()
+    arena = memory.arena(32 << 20)
+    layers = [arena.empty((16, PAGE, 2, 64), np.float32) for _ in range(2 * SPECS[side].geometry.layers)]
+    for layer in layers:
+        layer.fill(np.nan)
+    pool = memory.pool(SPECS[side], layers[::2], layers[1::2])
+    return pool.select(np.random.default_rng(seed).permutation(16)[: -(-TOKENS // PAGE)], TOKENS)
+
+
+def mapped_directly(peer: Kvbridged) -> tuple[np.ndarray, np.ndarray]:
+    with Client(peer.socket, plane="inline") as client:
+        result = send(client)
+    assert result.applied and not result.map_side and not result.peer_plane, result
+    return result.keys, result.values
+
+
+def holds(pages: PagedCache, expected: tuple[np.ndarray, np.ndarray]) -> bool:
+    """Whether these are the answer's tokens, and zeros after them."""
+    got = [np.stack(part) for part in pages.gather()]
+    covered = expected[0].shape[2]
+    return same([part[:, :, :covered] for part in got], expected) and not any(p[:, :, covered:].any() for p in got)
+
+
+@pytest.mark.parametrize("ucx", [True, False], ids=["ucx", "chunks"])
+@pytest.mark.parametrize("into_pages", [True, False], ids=["into_pages", "into_the_call"])
+def test_pages_at_the_edge_are_mapped_while_prefill_fills_them(folder: Path, ucx: bool, into_pages: bool) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder, ucx=ucx) as peer, edge_of(hosts, folder) as edge:
+        direct = mapped_directly(peer)
+        with Client(edge.socket) as mover, Client(peer.socket) as engine:
+            source, target = pages_of(mover, "source", 1), pages_of(engine, "target", 2)
+            keys, values = random_cache(TOKENS)
+            progress, layers = SourceProgress(), []
+
+            def prefill() -> None:
+                for begin in range(0, TOKENS, 50):
+                    end = min(begin + 50, TOKENS)
+                    source.scatter(keys[:, :, begin:end], values[:, :, begin:end], begin)
+                    progress.ready(end)
+
+            engine_of_source = threading.Thread(target=prefill)
+            engine_of_source.start()
+            result = send(
+                mover,
+                peer="b",
+                source_pages=source,
+                target_pages=engine.memory().locate(target) if into_pages else None,
+                ready=progress,
+                on_layers=lambda begin, end: layers.extend(range(begin, end)),
+            )
+            engine_of_source.join()
+            assert (result.outcome, result.plane, result.map_side) == ("applied", "region", "target"), result
+            assert result.peer_plane == ("ucx" if ucx else "inline")
+            assert layers == list(range(8))
+            assert (result.keys is None) == into_pages
+            assert holds(target, direct) if into_pages else same((result.keys, result.values), direct)
+
+
+@pytest.mark.parametrize(("memory", "plane", "why"), [(True, "region", ""), (False, "inline", "not_offered")])
+def test_arrays_reach_the_peer_through_regions_or_chunks(folder: Path, memory: bool, plane: str, why: str) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder, memory=memory) as edge:
+        direct = mapped_directly(peer)
+        with Client(edge.socket) as mover, Client(peer.socket) as engine:
+            target = pages_of(engine, "target", 2)
+            for into in (None, engine.memory().locate(target), pages_of(mover, "target", 3)):
+                result = send(mover, peer="b", target_pages=into)
+                assert (result.outcome, result.plane, result.plane_reason) == ("applied", plane, why), result
+                if into is None:
+                    assert same((result.keys, result.values), direct)
+                else:
+                    assert holds(into if isinstance(into, PagedCache) else target, direct)
+            if not memory:
+                refused = send(mover, peer="b", plane="region")
+                assert (refused.outcome, refused.reason) == ("fallback_reprefill", "transport"), refused
+
+
+def test_the_next_turn_is_appended_at_the_peer(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
+        direct = mapped_directly(peer)
+        with Client(edge.socket) as mover, Client(peer.socket) as engine:
+            target = pages_of(engine, "target", 2)
+            ids, half = np.arange(TOKENS), 5 * PAGE
+            first = send(
+                mover,
+                peer="b",
+                cache=tuple(part[:, :, :half] for part in random_cache(TOKENS)),
+                target_pages=engine.memory().locate(target.pool.select(target.pages[:5], half)),
+                token_ids=ids[:half],
+            )
+            prefix = MappedPrefix.of(first, ids)
+            turn = send(
+                mover, peer="b", target_pages=engine.memory().locate(target), token_ids=ids, prefix=prefix
+            )
+            assert (turn.first_token, turn.covered_tokens) == (half - 1, TOKENS - 1), turn
+            assert holds(target, direct)
+
+
+def test_a_place_that_the_peer_does_not_know_is_named(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
+        with Client(edge.socket) as mover, Client(peer.socket) as engine:
+            place = engine.memory().locate(pages_of(engine, "target", 2))
+            stale = types_pb2.PoolLocation(generation=place.generation + 1)
+            unknown = types_pb2.PoolLocation(pool_id="0" * 32)
+            short = types_pb2.PoolLocation(pages=place.pages[:1])
+            for change, reason, detail in [
+                (stale, "invalid_request", "target_selection.pool: generation: expected the pool's own"),
+                (unknown, "invalid_request", "target_selection.pool: pool_id: not found"),
+                (short, "shape_mismatch", "target_selection.pool: pages"),
+            ]:
+                there = types_pb2.PoolLocation()
+                there.CopyFrom(place)
+                if change.pages:
+                    there.ClearField("pages")
+                there.MergeFrom(change)
+                result = send(mover, peer="b", target_pages=there)
+                assert (result.outcome, result.reason) == ("fallback_reprefill", reason), result
+                assert result.detail.startswith(detail), result
+            own = mover.memory().locate(pages_of(mover, "target", 3))
+            result = send(mover, peer="b", target_pages=own)
+            assert (result.reason, result.map_side) == ("invalid_request", "target"), "the edge's pools are no peer's"
+            assert peer.metric("kvbridge_inflight_transfers") == 0
+
+
+def test_a_peer_that_is_killed_takes_no_page_of_the_edge_along(folder: Path) -> None:
+    with netns.TwoHosts() as hosts, edge_of(hosts, folder) as edge, Client(edge.socket) as mover:
+        source = pages_of(mover, "source", 1)
+        source.scatter(*random_cache(TOKENS))
+        with peer_of(hosts, folder) as peer, Client(peer.socket) as engine:
+            place = engine.memory().locate(pages_of(engine, "target", 2))
+            progress, ended = SourceProgress(), []
+            progress.ready(TOKENS // 2)
+            ask = {"peer": "b", "source_pages": source, "target_pages": place, "ready": progress}
+            mapping = threading.Thread(target=lambda: ended.append(send(mover, **ask)))
+            mapping.start()
+            while peer.metric("kvbridge_inflight_transfers") == 0:
+                assert mapping.is_alive(), ended
+            peer.process.kill()
+            mapping.join()
+            assert (ended[0].outcome, ended[0].reason) == ("fallback_reprefill", "transport"), ended
+        with peer_of(hosts, folder) as peer, Client(peer.socket) as engine:
+            gone = send(mover, peer="b", source_pages=source, target_pages=place)
+            assert (gone.reason, gone.detail) == ("invalid_request", "target_selection.pool: pool_id: not found")
+            target = pages_of(engine, "target", 2)
+            again = send(mover, peer="b", source_pages=source, target_pages=engine.memory().locate(target))
+            assert (again.outcome, again.plane) == ("applied", "region"), again
+            assert holds(target, mapped_directly(peer))
+        mover.memory().release(source.pool.regions[0])
+        deadline = time.monotonic() + 10
+        while edge.metric("kvbridge_memory_pool_used_bytes"):
+            assert time.monotonic() < deadline, "a transfer still holds the source's pages"

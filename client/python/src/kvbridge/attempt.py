@@ -12,7 +12,7 @@ import grpc
 from kvbridge.cargo import Cargo
 from kvbridge.chunks import DamagedAnswer
 from kvbridge.progress import LayerProgress
-from kvbridge.result import TransferCancelled, TransferResult, fallback, from_decision
+from kvbridge.result import TransferCancelled, TransferResult, fallback, from_decision, plane_word
 from kvbridge.v1 import transfer_pb2, types_pb2
 
 # Status codes are for calls that the server could not answer; each becomes a reason to prefill.
@@ -99,6 +99,7 @@ class Attempt:
         self._listener = listener
         self._gate = _Gate()
         self._decided = False
+        self.peer_plane = ""  # between two servers, once accepted
 
     @property
     def over(self) -> bool:
@@ -139,7 +140,7 @@ class Attempt:
         transfer has moved no payload."""
         yield transfer_pb2.TransferRequest(header=self._header).SerializeToString()
         if self._gate.wait():
-            yield from self._cargo.messages()
+            yield from self._cargo.source.messages()
 
     def _read(self, call: Any) -> TransferResult:
         """Events until the decision. DamagedAnswer says what is wrong with them."""
@@ -149,14 +150,16 @@ class Attempt:
             kind = event.WhichOneof("event")
             if kind == "accepted":
                 covered = self._covered(event.accepted.covered_tokens)
+                if self._header.peer:
+                    self.peer_plane = plane_word(event.accepted.plane)
                 new = covered - self._header.first_token
                 layers = LayerProgress(
                     self._header.target.geometry.layers, new, self._listener.on_layers
                 )
-                self._cargo.begin(covered)
+                self._cargo.answer.begin(covered)
                 self._gate.open()
             elif kind == "chunk":
-                self._cargo.take(event.chunk)
+                self._cargo.answer.take(event.chunk)
             elif kind == "layers_ready" and layers is not None:
                 layers.add(event.layers_ready)
             elif kind == "source_released" and self._listener.on_source_released is not None:
@@ -182,5 +185,5 @@ class Attempt:
             raise DamagedAnswer(
                 f"decision.covered_tokens: expected the {covered} accepted, got {decision.covered_tokens}"
             )
-        answer = self._cargo.finish()
+        answer = self._cargo.answer.finish()
         return from_decision(decision, *(answer or (None, None)))

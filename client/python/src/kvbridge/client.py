@@ -18,7 +18,16 @@ from kvbridge import chunks
 from kvbridge.arrays import Array, storage_dtype
 from kvbridge.attempt import Attempt, CancelToken, Listener
 from kvbridge.bearer import BearerToken
-from kvbridge.cargo import Cargo, InlineCargo, RegionCargo, Source
+from kvbridge.cargo import (
+    AnswerWay,
+    Cargo,
+    InlineAnswer,
+    InlineSource,
+    PagesAnswer,
+    RegionSource,
+    Source,
+    StagedAnswer,
+)
 from kvbridge.circuit import Circuit
 from kvbridge.closing import Closing
 from kvbridge.counters import ClientCounters
@@ -50,6 +59,7 @@ _TRANSFER = "/kvbridge.v1.KvBridge/Transfer"
 _INFRA = ("unreachable", "transport", "device_error")  # failures that open the circuit
 _MAX_TENANTS = 16  # with shared memory of their own
 PlaneChoice = Literal["auto", "region", "inline"]
+TargetPages = PagedCache | types_pb2.PoolLocation  # of this process, or of another one
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class _Transfer:
 
     header: transfer_pb2.TransferHeader
     source: Source
-    into: PagedCache | None
+    into: TargetPages | None
     plane: PlaneChoice
     deadline: float  # time.monotonic()
     listener: Listener
@@ -68,7 +78,33 @@ class _Transfer:
     def own(self) -> bool:
         """Whether this process may rely on the bytes on both sides without asking the server."""
         caches = (self.source.paged, self.into)
-        return all(cache.pool.own for cache in caches if cache is not None)
+        return all(cache.pool.own for cache in caches if isinstance(cache, PagedCache))
+
+    def elsewhere(self) -> AnswerWay | None:
+        """The way of an answer that does not come to this process in shared memory, whatever the source does."""
+        if isinstance(self.into, types_pb2.PoolLocation):
+            return PagesAnswer(self.into)
+        return self.in_the_call() if self.header.peer else None
+
+    def in_the_call(self) -> AnswerWay:
+        """Chunks. Not for another process's pages."""
+        assert not isinstance(self.into, types_pb2.PoolLocation)
+        return InlineAnswer(self.header.target.geometry, self.source.first_token, self.into)
+
+
+def _in_shared_memory(transfer: _Transfer, memory: SharedMemory, staging: Staging) -> Cargo:
+    """MemoryUnavailable when that can't be."""
+    header, source, deadline = transfer.header, transfer.source, transfer.deadline
+    answer = transfer.elsewhere()
+    if answer is None and isinstance(transfer.into, PagedCache):
+        answer = PagesAnswer(memory.locate(transfer.into, deadline))
+    if answer is None:
+        answer = StagedAnswer(memory, staging, header, source.first_token, deadline)
+    try:
+        return Cargo("region", RegionSource(memory, staging, header, source, deadline), answer)
+    except BaseException:
+        answer.close(orderly=False)
+        raise
 
 
 class Client(Closing):
@@ -170,8 +206,9 @@ class Client(Closing):
         keys: Sequence[Array] = (),
         values: Sequence[Array] = (),
         source_pages: PagedCache | None = None,
-        target_pages: PagedCache | None = None,
+        target_pages: TargetPages | None = None,
         route: str = "",
+        peer: str = "",
         positions: Sequence[int] | npt.NDArray[np.int64] | None = None,
         token_ids: Sequence[int] | npt.NDArray[np.int64] | None = None,
         prefix: MappedPrefix | None = None,
@@ -198,9 +235,16 @@ class Client(Closing):
 
         The source is either keys and values, [layers, kv_heads, tokens, head_dim] or one [kv_heads, tokens,
         head_dim] per layer (any strides; dtype as source.geometry states, arrays.py), or source_pages of a
-        pool. The answer is written to target_pages, where given, else returned. Pages on both sides move no
-        byte beside the map itself; after a cancel or a broken call they may be written for some milliseconds
-        still.
+        pool. The answer is written to target_pages, where given, else returned: pages of this process, or a
+        PoolLocation of another one's (SharedMemory.locate), of the same tenant, at the server that maps. Pages on
+        both sides move no byte beside the map itself; after a cancel or a broken call they may be written for
+        some milliseconds still.
+
+        peer: the server beside the target, by its name in this server's configuration; the cache travels there
+        and is mapped there. The source is where it would be without. A PoolLocation is then of the peer's
+        memory; without one the answer comes back in the call, and is copied to target_pages of this process. An
+        unknown peer, pool or generation is invalid_request, by name; a peer that can't be reached or dies is
+        transport, and what lies in target_pages is void.
 
         positions: one per token, default 0, 1, 2, ...; -1 marks left padding. token_ids are digested, never
         sent. prefix: what the target holds from earlier turns; only tokens after what it shares with token_ids
@@ -222,11 +266,13 @@ class Client(Closing):
         _check_plane(plane)
         payload = _source(source, keys, values, source_pages, ready)
         _check_pages("source_pages", source_pages, source, payload.tokens)
-        _check_pages("target_pages", target_pages, target, payload.tokens)
+        if isinstance(target_pages, PagedCache):
+            _check_pages("target_pages", target_pages, target, payload.tokens)
         header = transfer_pb2.TransferHeader(
             request_id=request_id if request_id is not None else uuid.uuid4().hex,
             tenant=tenant,
             route=route,
+            peer=peer,
             source=source,
             target=target,
             prompt_tokens=prompt_tokens,
@@ -326,12 +372,10 @@ class Client(Closing):
                 why = "was asked for" if transfer.own else "is the only one to memory of the server's"
                 missing = fallback("transport", f"plane: region {why}; {refusal}")
                 return dataclasses.replace(missing, attempts=0)
-            cargo = InlineCargo(
-                transfer.source,
-                transfer.header.target.geometry,
-                transfer.into,
-                self._tile_tokens,
-                self._max_chunk_bytes,
+            cargo = Cargo(
+                "inline",
+                InlineSource(transfer.source, self._tile_tokens, self._max_chunk_bytes),
+                transfer.elsewhere() or transfer.in_the_call(),
             )
             result, _ = self._with_retries(transfer, cargo)
             return dataclasses.replace(
@@ -348,9 +392,7 @@ class Client(Closing):
         memories = self._memory_of(transfer.header.tenant)
         if memories is None:
             raise MemoryUnavailable("no_room", f"shared memory of more than {_MAX_TENANTS} tenants")
-        cargo = RegionCargo(
-            *memories, transfer.header, transfer.source, transfer.into, transfer.deadline
-        )
+        cargo = _in_shared_memory(transfer, *memories)
         result, accepted = self._with_retries(transfer, cargo)
         if not accepted and not result.applied and not memories[0].still_there():
             raise MemoryUnavailable("session_lost", result.detail)
@@ -375,7 +417,11 @@ class Client(Closing):
             cargo.close(orderly)
         first = transfer.source.first_token if result.applied else 0
         result = dataclasses.replace(
-            result, attempts=attempts, plane=cargo.plane, first_token=first
+            result,
+            attempts=attempts,
+            plane=cargo.plane,
+            peer_plane=attempt.peer_plane,
+            first_token=first,
         )
         return result, attempt.accepted
 

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from kvbridge.closing import Closing
-from kvbridge.pools import TOKENS_FIRST, Pool, describe
+from kvbridge.pools import TOKENS_FIRST, PagedCache, Pool, describe
 from kvbridge.region import Region, RegionArena, page_multiple, sealed_memory
 from kvbridge.side_socket import SideSocket, SideSocketRefused
 from kvbridge.v1 import memory_pb2, memory_pb2_grpc, transfer_pb2, transfer_pb2_grpc, types_pb2
@@ -214,8 +214,16 @@ class SharedMemory(Closing):
                 raise
             return self._lease
 
-    def locate(self, pool: Pool, deadline: float | None = None) -> tuple[str, int]:
-        """Id and generation of a pool in the session that is open, registered first where it isn't yet."""
+    def locate(self, cache: PagedCache, deadline: float | None = None) -> types_pb2.PoolLocation:
+        """Where pages of one of this memory's pools are in the session that is open; the pool is registered first
+        where it isn't yet. An engine hands it to whoever moves a cache into these pages (`target_pages` of
+        Client.transfer), in another process of the same tenant or on another host.
+
+        It stays good until this memory is closed, the region released, or the session lost with the server: after
+        that a transfer that names it falls back with invalid_request, and a new one has to be made. Writers are
+        not kept apart: between handing it over and the end of the transfer the pages are the transfer's. deadline:
+        as allocate()'s. MemoryUnavailable when the server can't map the pool."""
+        pool = cache.pool
         with self._lock:
             lease = self.lease(deadline)
             if any(region.session_id not in ("", lease.session_id) for region in pool.regions):
@@ -228,7 +236,8 @@ class SharedMemory(Closing):
                 request = pool.request(lease.session_id, lease.region_ids)
                 granted = self._call(self._memory.RegisterPool, request, deadline)
                 lease.pools[pool] = (granted.pool_id, granted.generation)
-            return lease.pools[pool]
+            pool_id, generation = lease.pools[pool]
+        return types_pb2.PoolLocation(pool_id=pool_id, generation=generation, pages=cache.pages)
 
     def still_there(self) -> bool:
         """Asks the server whether it knows the session."""

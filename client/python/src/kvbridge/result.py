@@ -57,9 +57,13 @@ class TransferResult:
     seconds: float = 0.0  # wall clock, as the caller saw it
     attempts: int = 1
     first_token: int = 0  # tokens before it were mapped earlier; keys and values begin with it
-    plane: str = ""  # "region" or "inline": how the bytes travelled; empty when nothing was asked
+    # "region" or "inline": how the bytes travelled to the server, and back where the answer did not go elsewhere;
+    # empty when nothing was asked
+    plane: str = ""
     plane_reason: str = ""  # why not "region", a word of docs/metrics.md
     plane_detail: str = ""  # one sentence for a person
+    peer_plane: str = ""  # "ucx" or "inline": how they travelled on to the peer; empty without one
+    map_side: str = ""  # "target": mapped at the peer; empty: mapped by the server itself
 
     @property
     def applied(self) -> bool:
@@ -120,6 +124,11 @@ def reason_word(value: int) -> str:
     return _enum_word(types_pb2.Reason, value, "REASON_")
 
 
+def plane_word(value: int) -> str:
+    """E.g. "ucx"."""
+    return _enum_word(types_pb2.Plane, value, "PLANE_")
+
+
 def from_decision(
     decision: transfer_pb2.Decision, keys: Array | None, values: Array | None
 ) -> TransferResult:
@@ -145,4 +154,5 @@ def from_decision(
         shadow_selected=decision.shadow_selected,
         token_ids_sha256=decision.token_ids_sha256,
         route=decision.route,
+        map_side=_enum_word(types_pb2.MapSide, decision.map_side, "MAP_SIDE_"),
     )
