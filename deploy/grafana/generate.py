@@ -24,6 +24,7 @@ DEFAULT_HEIGHT = 8
 
 _JOB = 'namespace=~"$namespace", job=~"$job"'
 SELECTORS = {
+    "<N>": 'namespace=~"$namespace"',
     "<J>": _JOB,
     "<JP>": _JOB + ', pair=~"$pair"',
     "<I>": _JOB + ', instance=~"$instance"',

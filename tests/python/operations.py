@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from conftest import ROOT
+from kvbridge import exposition
 
 DEPLOY = ROOT / "deploy"
 # Suffixes that the text format adds to a histogram's name.
@@ -33,6 +34,15 @@ def listed_metrics() -> dict[str, Metric]:
         labels = frozenset(re.match(r'\s*"(.*?)"', tail)[1].split(",")) - {""}
         metrics[name] = Metric(name, kind.lower(), labels)
     return metrics
+
+
+def client_metrics() -> dict[str, Metric]:
+    """Every metric that a client exports, by name."""
+    added = {"histogram": frozenset(), "gauge": frozenset()}  # "le" is no label of the client's
+    return {
+        name: Metric(name, kind, added.get(kind, frozenset({label} - {""})))
+        for name, (kind, label, _) in exposition.METRICS.items()
+    }
 
 
 def base_name(series: str, metrics: dict[str, Metric]) -> str:

@@ -15,15 +15,17 @@ from operations import tool
 
 
 class Prometheus:
-    """Starts it in `folder` and stops it again. Use as a context manager."""
+    """Starts it in `folder` and stops it again. Use as a context manager. clients: a target of a job of its own."""
 
-    def __init__(self, folder, target, rule_files):
+    def __init__(self, folder, target, rule_files, clients=None):
         self._folder = folder
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(path) for path in rule_files],
             "scrape_configs": [
-                {"job_name": "kvbridge", "static_configs": [{"targets": [target], "labels": {"namespace": "test"}}]}
+                {"job_name": job, "static_configs": [{"targets": [scraped], "labels": {"namespace": "test"}}]}
+                for job, scraped in {"kvbridge": target, "router": clients}.items()
+                if scraped
             ],
         }
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))

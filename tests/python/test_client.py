@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import threading
 
 import grpc
@@ -9,8 +11,10 @@ import numpy as np
 import pytest
 from conftest import family_spec, random_cache
 from fake_server import Faults, as_float32
-from kvbridge import Client, RpcFailed, TransferCancelled, TransferFallback, token_ids_digest
+from kvbridge import Client, RpcFailed, TransferCancelled, TransferFallback, prometheus_text, token_ids_digest
+from kvbridge.exposition import METRICS
 from kvbridge.v1 import types_pb2
+from operations import tool
 
 
 def send(client, tokens=300, element_type="f32", **options):
@@ -206,6 +210,23 @@ def test_circuit_opens_after_failures_in_a_row(tmp_path):
     assert reasons == ["unreachable", "unreachable", "circuit_open"]
     assert metrics["kvbridge_client_fallbacks_total"] == {"unreachable": 2, "circuit_open": 1}
     assert metrics["kvbridge_client_circuit_state"] == 2
+
+
+def test_counters_are_what_prometheus_reads(tmp_path):
+    with Client(f"unix:{tmp_path}/nobody.sock", circuit_threshold=2, circuit_cooldown=3600, retries=1) as client:
+        for _ in range(3):
+            send(client)
+        text = prometheus_text(client.metrics())
+    lines = text.splitlines()
+    assert 'kvbridge_client_requests_total{outcome="fallback_reprefill"} 3' in lines
+    assert 'kvbridge_client_fallbacks_total{reason="circuit_open"} 1' in lines
+    assert 'kvbridge_client_fallbacks_total{reason="unreachable"} 2' in lines
+    assert "kvbridge_client_retries_total 2" in lines and "kvbridge_client_circuit_state 2" in lines
+    assert 'kvbridge_client_request_duration_seconds_bucket{le="+Inf"} 3' in lines
+    named = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in named} <= set(METRICS)
+    checked = subprocess.run([tool("promtool"), "check", "metrics"], input=text, text=True, capture_output=True)
+    assert (checked.returncode, checked.stdout) == (0, ""), checked
 
 
 def test_deadline_is_a_fallback(serve):

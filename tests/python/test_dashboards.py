@@ -7,17 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from conftest import ARTIFACT, ROOT, binary
+from conftest import ARTIFACT, ROOT, binary, random_cache
+from kvbridge import Client, prometheus_text
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, admin_pb2_grpc, plan_pb2, transfer_pb2, transfer_pb2_grpc
-from operations import DEPLOY, base_name, listed_metrics, metrics_in
+from operations import DEPLOY, base_name, client_metrics, listed_metrics, metrics_in
 from prometheus_server import Prometheus
-from test_attacks import ROUTE, VALUE, Paused, answer, cache, chunk, connect, field, filled, header
+from test_attacks import ROUTE, SOURCE, TARGET, VALUE, Paused, answer, cache, chunk, connect, field, filled, header
 from test_rules import RULES, RUNBOOKS, rules
 
 GRAFANA = DEPLOY / "grafana"
@@ -88,7 +91,7 @@ def test_panels_lie_in_the_grid_and_not_on_each_other(uid):
 
 @pytest.mark.parametrize("panel,target", QUERIES)
 def test_query_names_metrics_and_labels_that_exist_and_the_panel_says_which(panel, target):
-    metrics, expression = listed_metrics(), target["expr"]
+    metrics, expression = {**listed_metrics(), **client_metrics()}, target["expr"]
     for series in metrics_in(expression):
         name = base_name(series, metrics)
         assert name in metrics, name
@@ -186,7 +189,7 @@ def report_quality(stub, digest):
     )
 
 
-def load_for(server, seconds):
+def load_for(server, router, seconds):
     """Every reason again and again; returns those that were answered."""
     seen = set()
     with connect(server) as channel:
@@ -203,8 +206,41 @@ def load_for(server, seconds):
             answer(stub, [None])
             stub.Plan(plan_pb2.PlanRequest(route="pair", prompt_tokens=64))
             report_quality(stub, digest)
+            seen |= {router.asks() for _ in range(3)}
             time.sleep(max(0, 0.5 - (time.monotonic() - round_started)))
     return seen
+
+
+class Router:
+    """Somebody whose server is gone, and their counters on a page: only there these fallbacks are seen."""
+
+    def __init__(self, folder):
+        client = self._client = Client(f"unix:{folder}/nobody.sock", circuit_threshold=2, circuit_cooldown=1)
+
+        class Page(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(prometheus_text(client.metrics()).encode())
+
+            def log_message(self, *_):
+                pass
+
+        self._page = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+        self.target = f"127.0.0.1:{self._page.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self._page.serve_forever).start()
+        return self
+
+    def __exit__(self, *_):
+        self._page.shutdown()
+        self._page.server_close()
+        self._client.close()
+
+    def asks(self):
+        keys, values = random_cache(2)
+        return self._client.transfer(keys=keys, values=values, route="pair", source=SOURCE, target=TARGET).reason
 
 
 def evaluated_at_once(folder):
@@ -236,14 +272,15 @@ def live(tmp_path_factory):
         "drain": {"delay": "0s", "deadline": "5s"},
     }
     with LocalServer(binary("KVBRIDGED"), routes, settings) as server:
-        with Prometheus(folder, server.admin, [evaluated_at_once(folder), RULES[1]]) as prometheus:
-            seen = load_for(server, 12)
+        rule_files = [evaluated_at_once(folder), RULES[1]]
+        with Router(folder) as router, Prometheus(folder, server.admin, rule_files, router.target) as prometheus:
+            seen = load_for(server, router, 12)
             yield prometheus, server, seen
 
 
 def test_load_brings_about_every_reason_that_a_client_can(live):
     _, server, seen = live
-    assert {*streams(), "overload", "deadline_exceeded"} <= seen
+    assert {*streams(), "overload", "deadline_exceeded", "unreachable", "circuit_open"} <= seen
     counted = {
         re.search(r'reason="(\w+)"', name)[1]
         for name, value in server.metrics().items()

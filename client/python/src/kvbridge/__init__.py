@@ -8,6 +8,7 @@ from kvbridge.attempt import CancelToken
 from kvbridge.cache_file import CacheFile, read_cache, write_cache
 from kvbridge.client import Client
 from kvbridge.digests import chat_template_digest, token_ids_digest, tokenizer_digest
+from kvbridge.exposition import prometheus_text
 from kvbridge.memory import MemoryUnavailable, SharedMemory
 from kvbridge.model_spec import model_spec
 from kvbridge.pools import HEADS_FIRST, ONE_PAGE, TOKENS_FIRST, PagedCache, Pool
@@ -40,6 +41,7 @@ __all__ = [
     "chat_template_digest",
     "longest_common_prefix",
     "model_spec",
+    "prometheus_text",
     "read_cache",
     "token_ids_digest",
     "tokenizer_digest",
