@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from conftest import ROOT, ROUTE, binary, family_spec, random_cache
@@ -20,9 +24,11 @@ from kvbridge import (
     TOKENS_FIRST,
     Client,
     MappedPrefix,
+    MemoryUnavailable,
     SourceProgress,
 )
 from kvbridge.testing import LocalServer
+from kvbridge.v1 import memory_pb2, memory_pb2_grpc, types_pb2
 
 SPECS = {"source": family_spec("small"), "target": family_spec("large")}
 LAYERS = {"source": 4, "target": 8}
@@ -238,6 +244,45 @@ def test_a_stale_generation_is_refused(client):
     assert "generation" in result.detail
 
 
+def test_another_tenants_id_answers_like_one_that_never_was(server):
+    """Pools over Transfer, regions and pools over the Memory service. Times are shown (-s), not judged."""
+    with Client(server.address, plane="inline") as ben, Client(server.address) as ana:
+        pool, _ = make_pool(ana.memory("ana"), ana.memory("ana").arena(32 << 20), "target", "vllm-blocks-2", "numpy")
+        hers = ana.memory("ana").locate(pool.select(range(5), 10))
+        region = ana.memory("ana").lease().region_ids[pool.regions[0]]
+        stale = types_pb2.PoolLocation(pool_id=hers.pool_id, generation=hers.generation + 1, pages=hers.pages)
+        unknown = types_pb2.PoolLocation(pool_id="0" * 32, generation=hers.generation, pages=hers.pages)
+        own = ben.memory("ben").lease()
+
+        def transfer(place):
+            result = send(ben, 10, tenant="ben", target_pages=place)
+            return result.outcome, result.reason, result.detail
+
+        def unregister(session, of):
+            request = memory_pb2.UnregisterRequest(session_id=session, id=of)
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.Unregister(request, timeout=10)
+            return refused.value.code(), refused.value.details()
+
+        with grpc.insecure_channel(server.address) as channel:
+            stub = memory_pb2_grpc.MemoryStub(channel)
+            for what, theirs, none in [
+                ("pool", lambda: transfer(hers), lambda: transfer(unknown)),
+                ("stale pool", lambda: transfer(stale), lambda: transfer(unknown)),
+                ("region", lambda: unregister(own.session_id, region), lambda: unregister(own.session_id, "0" * 32)),
+            ]:
+                answers, seconds = [set(), set()], [[], []]
+                for _ in range(100):
+                    for side, ask in enumerate((theirs, none)):
+                        started = time.perf_counter()
+                        answers[side].add(ask())
+                        seconds[side].append(time.perf_counter() - started)
+                assert answers[0] == answers[1] and len(answers[0]) == 1, answers
+                known, never = (float(np.median(part)) for part in seconds)
+                print(f"{what}: {known * 1e6:.0f} us, unknown {never * 1e6:.0f} us, ratio {known / never:.3f}")
+        assert ana.memory("ana").locate(pool.select(range(5), 10)) == hers, "nothing of hers was touched"
+
+
 def test_an_evicted_page_is_named(client):
     memory = client.memory()
     pool, _ = make_pool(memory, memory.arena(32 << 20), "source", "vllm-2-blocks-nhd", "numpy")
@@ -328,6 +373,76 @@ def test_a_small_quota_sends_chunks():
     with start(max_bytes=1 << 20) as server, Client(server.address) as client:
         result = send(client)
         assert (result.outcome, result.plane, result.plane_reason) == ("applied", "inline", "no_room")
+
+
+@contextlib.contextmanager
+def limit(pid: int, kind: int, size: int):
+    """As long as it lasts a process may have so much and no more."""
+    before = resource.prlimit(pid, kind, (size, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, kind, before)
+
+
+def regions_of(pid: int) -> tuple[int, int]:
+    """Maps and descriptors of regions that a server has."""
+    names = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # connections come and go
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return maps.count("memfd:kvbridge"), sum("memfd:kvbridge" in name for name in names)
+
+
+def address_space(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+@pytest.mark.parametrize("what", ["file size", "address space"])
+def test_a_server_that_gets_no_more_memory_refuses_and_serves_on(what):
+    with start() as server, Client(server.address) as client:
+        memory = client.memory()
+        memory.lease()
+        before = used(server), regions_of(server.pid)
+        kind, most = (
+            (resource.RLIMIT_FSIZE, 4 << 20)
+            if what == "file size"
+            else (resource.RLIMIT_AS, address_space(server.pid) + (256 << 20))  # threads start all the time
+        )
+        with limit(server.pid, kind, most):
+            with pytest.raises(MemoryUnavailable, match="no_room: RESOURCE_EXHAUSTED: bytes: the host"):
+                memory.allocate(1 << 30)
+            assert (used(server), regions_of(server.pid)) == before, "nothing stays of it"
+            assert send(client).applied
+            memory.release(memory.allocate(1 << 20))
+
+
+def test_a_client_that_gets_no_more_memory_sends_chunks(server):
+    with Client(server.address) as client, limit(os.getpid(), resource.RLIMIT_FSIZE, 64 << 10):
+        with pytest.raises(MemoryUnavailable, match="no_room: memfd of 1048576 bytes"):
+            client.memory().share(1 << 20)
+        result = send(client)
+        assert (result.outcome, result.plane, result.plane_reason) == ("applied", "inline", "no_room"), result
+
+
+def test_regions_need_nothing_of_dev_shm(tmp_path):
+    script = tmp_path / "kvbridged"
+    script.write_text(
+        "#!/bin/sh\nexec unshare --mount sh -c '"
+        "mount -t tmpfs -o size=64k none /dev/shm && head -c 65536 /dev/zero > /dev/shm/full && "
+        'exec "$0" "$@"\' "{}" "$@"\n'.format(binary("KVBRIDGED"))
+    )
+    script.chmod(0o755)
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a /dev/shm of the server's own needs root and unshare")
+    with LocalServer(script, [ROUTE]) as server, Client(server.address, plane="region") as client:
+        full = os.statvfs(Path("/proc", str(server.pid), "root", "dev", "shm"))
+        assert full.f_bavail == 0 and full.f_blocks * full.f_bsize == 64 << 10
+        memory = client.memory()
+        memory.release(memory.allocate(8 << 20))
+        assert send(client).applied
 
 
 def held() -> tuple[int, int, int]:
