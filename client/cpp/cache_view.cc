@@ -42,9 +42,7 @@ Strides TokenMajorStrides(const CacheShape& shape) {
   return {.layer = shape.tokens * shape.kv_heads * dim, .token = shape.kv_heads * dim, .head = dim};
 }
 
-template <typename Byte>
-absl::Status Validate(const CacheView<Byte>& view, absl::string_view field) {
-  const CacheShape& shape = view.shape;
+absl::Status Validate(const CacheShape& shape, absl::string_view field) {
   if (ElementBytes(shape.element_type) == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(field, ".shape.element_type: expected a known type, got ",
@@ -59,6 +57,13 @@ absl::Status Validate(const CacheView<Byte>& view, absl::string_view field) {
     return absl::InvalidArgumentError(
         absl::StrCat(field, ".shape.tokens: expected at least 1, got ", shape.tokens));
   }
+  return absl::OkStatus();
+}
+
+template <typename Byte>
+absl::Status Validate(const CacheView<Byte>& view, absl::string_view field) {
+  const CacheShape& shape = view.shape;
+  if (absl::Status status = Validate(shape, field); !status.ok()) return status;
   if (view.planes.size() != 2 * static_cast<size_t>(shape.layers)) {
     return absl::InvalidArgumentError(absl::StrCat(field, ".planes: expected ", 2 * shape.layers,
                                                    " addresses, got ", view.planes.size()));

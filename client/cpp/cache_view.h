@@ -94,7 +94,10 @@ Strides HeadMajorStrides(const CacheShape& shape);
 // [layers, tokens, heads, dim]: NHD engines.
 Strides TokenMajorStrides(const CacheShape& shape);
 
-// INVALID_ARGUMENT starting with `field`: a count out of range, an unknown element type, planes
+// INVALID_ARGUMENT starting with `field`: a count out of range, an unknown element type.
+absl::Status Validate(const CacheShape& shape, absl::string_view field);
+
+// INVALID_ARGUMENT starting with `field`: what is wrong with the shape, planes
 // that are not 2 * layers addresses, strides under which rows overlap, a page table that is not of
 // its tokens.
 template <typename Byte>

@@ -88,6 +88,17 @@ class Client::Impl {
     return result;
   }
 
+  absl::StatusOr<v1::PoolLocation> Locate(const TargetView& pages, const std::string& tenant,
+                                          absl::Duration timeout) {
+    if (pages.pool == nullptr) {
+      return absl::InvalidArgumentError("pages.pool: expected a view of a Pool, got none");
+    }
+    auto found = regions_.Locate(channels_->Next(), tenant, pages, absl::Now() + timeout);
+    if (auto* location = std::get_if<v1::PoolLocation>(&found)) return std::move(*location);
+    const auto& why = std::get<PlaneRefusal>(found);
+    return absl::FailedPreconditionError(absl::StrCat(why.word, ": ", why.detail));
+  }
+
   template <typename Response, typename Service, typename Method, typename Request>
   absl::StatusOr<Response> Call(Method method, const Request& request, absl::Duration timeout) {
     auto stub = Service::NewStub(channels_->Next());
@@ -187,10 +198,14 @@ class Client::Impl {
   absl::Status OnAPlane(const Job& job, const v1::TransferHeader& header, TransferResult* result) {
     PlaneRefusal why = {"asked", "the caller chose the inline plane"};
     if (job.options.plane != PlaneChoice::kInline) {
-      auto open = regions_.Open(channels_->Next(), header, job.source, job.target, job.deadline);
+      const bool comes_here = header.peer().empty() && !header.target_selection().has_pool();
+      auto open = regions_.Open(channels_->Next(), header, job.source,
+                                comes_here ? &job.target : nullptr, job.deadline);
       if (auto* passage = std::get_if<RegionPassage>(&open)) {
-        bool lost = false;
-        const absl::Status status = InRegions(job, header, passage, result, &lost);
+        bool accepted = false;
+        const absl::Status status = Travel(job, header, passage, result, &accepted);
+        const bool lost = status.ok() && !result->applied() && !accepted &&
+                          !RegionPlane::StillThere(*passage, job.deadline);
         if (!lost) return status;
         why = {"session_lost", result->detail};
         *result = {};
@@ -206,70 +221,76 @@ class Client::Impl {
     }
     result->plane_reason = std::move(why.word);
     result->plane_detail = std::move(why.detail);
-    return Inline(job, header, result);
+    bool accepted = false;
+    return Travel(job, header, nullptr, result, &accepted);
   }
 
-  // `lost`: the server did not know the session, and nothing has happened.
-  absl::Status InRegions(const Job& job, v1::TransferHeader header, RegionPassage* passage,
-                         TransferResult* result, bool* lost) {
-    passage->Locate(&header);
-    header.set_streamed_source(job.options.progress != nullptr && job.source.pool != nullptr);
-    CallReport report;
-    const absl::Status status = WithRetries(
-        job, result,
-        [&] {
-          return RunTransferCall(channels_->Next(), {.header = header,
-                                                     .deadline = job.deadline,
-                                                     .stop = job.stop,
-                                                     .options = job.options});
-        },
-        &report);
-    if (!status.ok()) return status;
-    result->plane = v1::PLANE_REGION;
-    const bool accepted = report.accepted;
-    const int64_t covered = report.covered_tokens;
-    if (report.decision.has_value()) passage->SetOver();
-    if (report.status.ok() && report.decision->outcome() == v1::OUTCOME_APPLIED &&
-        report.decision->covered_tokens() != covered) {
-      report.status = absl::DataLossError("decision.covered_tokens: not what was accepted");
-    }
-    if (absl::Status end = Judge(std::move(report), job.stop, header, result); !end.ok())
-      return end;
-    if (result->applied()) passage->Deliver(header.first_token(), result->covered_tokens);
-    *lost = !result->applied() && !accepted && !RegionPlane::StillThere(*passage, job.deadline);
-    return absl::OkStatus();
-  }
-
-  absl::Status Inline(const Job& job, v1::TransferHeader header, TransferResult* result) {
-    AwaitSource(job, header);
-    header.mutable_source_selection()->mutable_inline_();
-    header.mutable_target_selection()->mutable_inline_();
-    StateScales(job.source, header.mutable_source_selection());
-    StateScales(job.target, header.mutable_target_selection());
+  // `passage`: of the source, and of the answer where it comes here; null = chunks.
+  absl::Status Travel(const Job& job, v1::TransferHeader header, RegionPassage* passage,
+                      TransferResult* result, bool* accepted) {
+    Locate(job, passage, &header);
     std::optional<AnswerSink> sink;
     CallReport report;
     const absl::Status status = WithRetries(
         job, result,
         [&] {
-          sink.emplace(job.target, header.first_token());
-          return RunTransferCall(channels_->Next(), {.header = header,
-                                                     .deadline = job.deadline,
-                                                     .stop = job.stop,
-                                                     .options = job.options,
-                                                     .source = &job.source,
-                                                     .sink = &*sink,
-                                                     .buffers = buffers_});
+          if (header.target_selection().has_inline_()) {
+            sink.emplace(job.target, header.first_token());
+          }
+          return RunTransferCall(channels_->Next(),
+                                 {.header = header,
+                                  .deadline = job.deadline,
+                                  .stop = job.stop,
+                                  .options = job.options,
+                                  .source = passage == nullptr ? &job.source : nullptr,
+                                  .sink = sink.has_value() ? &*sink : nullptr,
+                                  .buffers = buffers_});
         },
         &report);
     if (!status.ok()) return status;
-    result->plane = v1::PLANE_INLINE;
-    result->bytes_received = sink->bytes();
-    if (report.status.ok() && report.decision->outcome() == v1::OUTCOME_APPLIED) {
-      report.status = sink->CheckComplete(report.decision->covered_tokens());
-    }
+    *accepted = report.accepted;
+    result->plane = passage == nullptr ? v1::PLANE_INLINE : v1::PLANE_REGION;
+    result->peer_plane = report.peer_plane;
+    if (sink.has_value()) result->bytes_received = sink->bytes();
+    if (passage != nullptr && report.decision.has_value()) passage->SetOver();
+    CheckAnswer(sink, &report);
     const absl::Status end = Judge(std::move(report), job.stop, header, result);
-    if (!end.ok() || !result->applied()) sink->ZeroWritten();
+    const bool applied = end.ok() && result->applied();
+    if (!applied && sink.has_value()) sink->ZeroWritten();
+    if (applied && passage != nullptr) {
+      passage->Deliver(header.first_token(), result->covered_tokens);
+    }
     return end;
+  }
+
+  // Says in the header where the bytes are; where the answer goes elsewhere, it does already.
+  static void Locate(const Job& job, const RegionPassage* passage, v1::TransferHeader* header) {
+    v1::KvSelection& source = *header->mutable_source_selection();
+    v1::KvSelection& target = *header->mutable_target_selection();
+    if (passage != nullptr) {
+      header->set_streamed_source(job.options.progress != nullptr && job.source.pool != nullptr);
+      passage->Locate(header);
+    } else {
+      AwaitSource(job, *header);
+      source.mutable_inline_();
+      StateScales(job.source, &source);
+    }
+    if (target.has_pool()) {
+      target.clear_scales();  // pools have their own
+    } else {
+      target.mutable_inline_();
+      StateScales(job.target, &target);
+    }
+  }
+
+  static void CheckAnswer(const std::optional<AnswerSink>& sink, CallReport* report) {
+    if (!report->status.ok() || report->decision->outcome() != v1::OUTCOME_APPLIED) return;
+    const int64_t covered = report->decision->covered_tokens();
+    if (sink.has_value()) {
+      report->status = sink->CheckComplete(covered);
+    } else if (covered != report->covered_tokens) {
+      report->status = absl::DataLossError("decision.covered_tokens: not what was accepted");
+    }
   }
 
   // Chunks are sent when all of the source is there.
@@ -369,6 +390,11 @@ absl::StatusOr<TransferResult> Client::Transfer(const TransferOptions& options,
                                                 const SourceView& source, const TargetView& target,
                                                 std::stop_token stop) {
   return impl_->Transfer(options, source, target, stop);
+}
+
+absl::StatusOr<v1::PoolLocation> Client::Locate(const TargetView& pages, const std::string& tenant,
+                                                absl::Duration timeout) {
+  return impl_->Locate(pages, tenant, timeout);
 }
 
 absl::StatusOr<v1::PlanResponse> Client::Plan(const v1::PlanRequest& request,

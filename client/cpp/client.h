@@ -81,6 +81,15 @@ class Client {
   absl::StatusOr<TransferResult> Transfer(const TransferOptions& options, const SourceView& source,
                                           const TargetView& target, std::stop_token stop = {});
 
+  // Where pages of a pool (Pool::Target) are in this client's session, for whoever moves a cache
+  // into them: another process of the tenant, on this host or, with header.peer, on another. The
+  // pool is registered where it isn't yet. Good until this client is destroyed, or the session
+  // lost with the server; a transfer that names it after that falls back with invalid_request. From
+  // here until the transfer's end the pages are the transfer's. INVALID_ARGUMENT: no view of a
+  // Pool. FAILED_PRECONDITION: no shared memory; starts with a word of docs/metrics.md.
+  absl::StatusOr<v1::PoolLocation> Locate(const TargetView& pages, const std::string& tenant = "",
+                                          absl::Duration timeout = kDefaultTimeout);
+
   // Plain calls. Errors are the server's, or UNAVAILABLE and DEADLINE_EXCEEDED.
   absl::StatusOr<v1::PlanResponse> Plan(const v1::PlanRequest& request,
                                         absl::Duration timeout = kDefaultTimeout);

@@ -39,7 +39,12 @@ absl::Status StateGeometry(const CacheView<Byte>& view, absl::string_view field,
 absl::StatusOr<v1::TransferHeader> MakeHeader(const TransferOptions& options,
                                               const SourceView& source, const TargetView& target) {
   if (absl::Status status = Validate(source, "source"); !status.ok()) return status;
-  if (absl::Status status = Validate(target, "target"); !status.ok()) return status;
+  const bool elsewhere = options.header.target_selection().has_pool();
+  if (absl::Status status =
+          elsewhere ? Validate(target.shape, "target") : Validate(target, "target");
+      !status.ok()) {
+    return status;
+  }
   if (source.row_bytes() > kMaxChunkBytes) {
     return absl::InvalidArgumentError(absl::StrCat("source: expected at most ", kMaxChunkBytes,
                                                    " bytes per token and layer, got ",

@@ -9,7 +9,8 @@
 
 namespace kvbridge::client {
 
-// All but where the bytes are. INVALID_ARGUMENT where options and views contradict each other.
+// All but where the bytes are, if the caller did not say. INVALID_ARGUMENT where options and views
+// contradict each other.
 absl::StatusOr<v1::TransferHeader> MakeHeader(const TransferOptions& options,
                                               const SourceView& source, const TargetView& target);
 

@@ -40,6 +40,15 @@ PlaneRefusal Refusal(const absl::Status& status) {
   return {word(), status.ToString()};
 }
 
+absl::StatusOr<v1::PoolLocation> LocatePages(MemorySession& session,
+                                             const std::shared_ptr<const Pool>& pool,
+                                             const std::vector<int32_t>& pages,
+                                             absl::Time deadline) {
+  auto location = session.Locate(pool, deadline);
+  if (location.ok()) location->mutable_pages()->Add(pages.begin(), pages.end());
+  return location;
+}
+
 }  // namespace
 
 RegionPassage::~RegionPassage() {
@@ -51,9 +60,8 @@ RegionPassage::~RegionPassage() {
 
 void RegionPassage::Locate(v1::TransferHeader* header) const {
   *header->mutable_source_selection()->mutable_pool() = source_;
-  *header->mutable_target_selection()->mutable_pool() = target_;
   header->mutable_source_selection()->clear_scales();  // pools have their own
-  header->mutable_target_selection()->clear_scales();
+  if (target_.has_value()) *header->mutable_target_selection()->mutable_pool() = *target_;
 }
 
 void RegionPassage::Deliver(int64_t begin, int64_t end) const {
@@ -84,49 +92,60 @@ RegionPlane::RegionPlane(const std::string& target, size_t staging_bytes)
 
 std::variant<RegionPassage, PlaneRefusal> RegionPlane::Open(
     const std::shared_ptr<grpc::Channel>& channel, const v1::TransferHeader& header,
-    const SourceView& source, const TargetView& target, absl::Time deadline) {
-  if (!same_host_) return PlaneRefusal{"other_host", "the server's address is not of this host"};
+    const SourceView& source, const TargetView* target, absl::Time deadline) {
   auto session = Session(channel, header.tenant(), deadline);
   if (auto* no = std::get_if<PlaneRefusal>(&session)) return std::move(*no);
   RegionPassage passage;
   passage.session_ = std::get<std::shared_ptr<MemorySession>>(std::move(session));
   passage.staging_ = &staging_;
-  passage.wanted_ = &target;
+  passage.wanted_ = target;
   const int64_t tokens = header.source_selection().tokens();
-  const auto locate = [&](const std::shared_ptr<const Pool>& pool,
-                          const std::vector<int32_t>& pages) -> absl::StatusOr<v1::PoolLocation> {
-    auto location = passage.session_->Locate(pool, deadline);
-    if (location.ok()) {
-      location->mutable_pages()->Add(pages.begin(), pages.end());
-    } else if (pool != source.pool && pool != target.pool) {
-      staging_.Refuse(location.status());
-    }
+  const auto locate_staged = [&](const TargetView& staged) {
+    auto location = LocatePages(*passage.session_, staged.pool, staged.pages, deadline);
+    if (!location.ok()) staging_.Refuse(location.status());
     return location;
   };
-  absl::StatusOr<TargetView> staged_source;
+  TargetView staged_source;
   if (source.pool == nullptr) {
-    staged_source = passage.Stage(header.source(), header.source_selection(), tokens);
-    if (!staged_source.ok()) return Refusal(staged_source.status());
+    auto staged = passage.Stage(header.source(), header.source_selection(), tokens);
+    if (!staged.ok()) return Refusal(staged.status());
+    staged_source = *std::move(staged);
   }
-  if (target.pool == nullptr) {
+  if (target != nullptr && target->pool == nullptr) {
     auto staged = passage.Stage(header.target(), header.target_selection(), tokens);
     if (!staged.ok()) return Refusal(staged.status());
     passage.staged_ = *std::move(staged);
   }
-  const TargetView& answer = target.pool == nullptr ? passage.staged_ : target;
-  auto from = source.pool == nullptr ? locate(staged_source->pool, staged_source->pages)
-                                     : locate(source.pool, source.pages);
+  auto from = source.pool == nullptr
+                  ? locate_staged(staged_source)
+                  : LocatePages(*passage.session_, source.pool, source.pages, deadline);
   if (!from.ok()) return Refusal(from.status());
-  auto to = locate(answer.pool, answer.pages);
-  if (!to.ok()) return Refusal(to.status());
-  if (source.pool == nullptr) CopyTokens(source, *staged_source, header.first_token(), tokens);
   passage.source_ = *std::move(from);
-  passage.target_ = *std::move(to);
+  if (target != nullptr) {
+    auto to = target->pool == nullptr
+                  ? locate_staged(passage.staged_)
+                  : LocatePages(*passage.session_, target->pool, target->pages, deadline);
+    if (!to.ok()) return Refusal(to.status());
+    passage.target_ = *std::move(to);
+  }
+  if (source.pool == nullptr) CopyTokens(source, staged_source, header.first_token(), tokens);
   return passage;
+}
+
+std::variant<v1::PoolLocation, PlaneRefusal> RegionPlane::Locate(
+    const std::shared_ptr<grpc::Channel>& channel, const std::string& tenant,
+    const TargetView& pages, absl::Time deadline) {
+  auto session = Session(channel, tenant, deadline);
+  if (auto* no = std::get_if<PlaneRefusal>(&session)) return std::move(*no);
+  auto location = LocatePages(*std::get<std::shared_ptr<MemorySession>>(session), pages.pool,
+                              pages.pages, deadline);
+  if (!location.ok()) return Refusal(location.status());
+  return *std::move(location);
 }
 
 RegionPlane::SessionOrRefusal RegionPlane::Session(const std::shared_ptr<grpc::Channel>& channel,
                                                    const std::string& name, absl::Time deadline) {
+  if (!same_host_) return PlaneRefusal{"other_host", "the server's address is not of this host"};
   const std::lock_guard lock(mutex_);
   if (!tenants_.contains(name) && tenants_.size() >= kMaxTenants) {
     return PlaneRefusal{"no_room",

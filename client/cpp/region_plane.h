@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -48,8 +49,8 @@ class RegionPassage {
   Staging* staging_ = nullptr;
   std::vector<std::shared_ptr<const Pool>> taken_;
   v1::PoolLocation source_;
-  v1::PoolLocation target_;
-  TargetView staged_;  // no planes: the answer lies where the caller wants it
+  std::optional<v1::PoolLocation> target_;  // none: the answer takes another way
+  TargetView staged_;                       // no planes: the answer lies where the caller wants it
   const TargetView* wanted_ = nullptr;
   bool over_ = false;
 };
@@ -61,11 +62,16 @@ class RegionPlane {
   RegionPlane(const std::string& target, size_t staging_bytes);
 
   // Opens a session where there is none, and copies what does not lie in a pool, but for tokens
-  // before header.first_token. Both views are borrowed until the passage is closed.
+  // before header.first_token. `target`: null where the answer takes another way. Both views are
+  // borrowed until the passage is closed.
   std::variant<RegionPassage, PlaneRefusal> Open(const std::shared_ptr<grpc::Channel>& channel,
                                                  const v1::TransferHeader& header,
-                                                 const SourceView& source, const TargetView& target,
+                                                 const SourceView& source, const TargetView* target,
                                                  absl::Time deadline);
+  // Of a pool's pages, for transfers of others.
+  std::variant<v1::PoolLocation, PlaneRefusal> Locate(const std::shared_ptr<grpc::Channel>& channel,
+                                                      const std::string& tenant,
+                                                      const TargetView& pages, absl::Time deadline);
   // Whether the server still knows the passage's session.
   static bool StillThere(const RegionPassage& passage, absl::Time deadline) {
     return passage.session_->StillKnown(deadline);

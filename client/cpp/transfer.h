@@ -29,6 +29,12 @@ struct TransferOptions {
   // token count where it is 0 (fewer than the view's tokens sends the first ones), key_state where
   // it is unspecified (ROPED), and where the bytes are. A target view with fewer tokens than are
   // sent lowers max_covered_tokens to what it holds.
+  //
+  // header.peer: the kvbridged beside the target, by the server's name for it: the cache travels
+  // there and is mapped there. The source is where it would be without; the answer comes back in
+  // the call. header.target_selection.pool: the answer goes to pages that another process of the
+  // tenant registered with the server that maps (Client::Locate); of the target view only the
+  // shape is read then, and planes need not be there.
   v1::TransferHeader header;
   // For everything: connecting, retries, sending, mapping, receiving.
   absl::Duration deadline = absl::InfiniteDuration();
@@ -70,9 +76,11 @@ struct TransferResult {
   std::string detail;        // one sentence for a person
   int64_t covered_tokens = 0;
   int64_t first_token = 0;  // tokens before it were in place (TransferOptions::prefix)
-  v1::Plane plane = v1::PLANE_UNSPECIFIED;  // how the bytes travelled
-  std::string plane_reason;                 // why not in shared memory: a word of docs/metrics.md
-  std::string plane_detail;                 // one sentence for a person
+  // How the bytes travelled to the server, and back where the answer came here without a peer.
+  v1::Plane plane = v1::PLANE_UNSPECIFIED;
+  std::string plane_reason;  // why not in shared memory: a word of docs/metrics.md
+  std::string plane_detail;  // one sentence for a person
+  v1::Plane peer_plane = v1::PLANE_UNSPECIFIED;  // from the server to its peer: UCX or INLINE
   // The server's, when one came. Where it said applied and this result does not, the answer was
   // damaged on the way.
   v1::Decision decision;

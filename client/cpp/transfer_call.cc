@@ -184,6 +184,7 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     }
     report_.accepted = true;
     report_.covered_tokens = covered;
+    if (!header.peer().empty()) report_.peer_plane = accepted.plane();
     accepted_at_ = absl::Now();
     report_.timings.admission = accepted_at_ - started_;
     layers_.emplace(header.target().geometry().layers(), covered - header.first_token(),

@@ -25,7 +25,8 @@ struct CallReport {
   // answer that cannot be trusted, or none. Otherwise the server's status.
   absl::Status status;
   bool accepted = false;
-  int64_t covered_tokens = 0;  // as accepted
+  int64_t covered_tokens = 0;                    // as accepted
+  v1::Plane peer_plane = v1::PLANE_UNSPECIFIED;  // as accepted, where the server has sent it on
   std::optional<v1::Decision> decision;
   int64_t bytes_sent = 0;
   Timings timings;  // all but total
@@ -37,8 +38,8 @@ struct CallRequest {
   absl::Time deadline;
   std::stop_token stop;
   const TransferOptions& options;                   // for who wants to know
-  const SourceView* source = nullptr;               // null: both caches lie in pools
-  AnswerSink* sink = nullptr;                       // null: as above
+  const SourceView* source = nullptr;               // null: it lies in a pool
+  AnswerSink* sink = nullptr;                       // null: the answer goes to a pool
   std::shared_ptr<ChunkBuffers> buffers = nullptr;  // of kMaxChunkBytes
 };
 

@@ -162,6 +162,32 @@ TEST_F(RegionPlaneTest, PagesGetTheBytesThatChunksGet) {
   EXPECT_EQ(client_->counters().plane_fallbacks.at("asked"), 1u);
 }
 
+// The pages are another client's, as those of an engine in another process would be.
+TEST_F(RegionPlaneTest, TheAnswerMayGoToPagesOfAnother) {
+  auto engine = Client::Create({.target = harness_.server().grpc_addresses()[0]}).value();
+  for (const auto plane : {PlaneChoice::kRegion, PlaneChoice::kInline}) {
+    const TargetView pages = PooledTarget();
+    *options_.header.mutable_target_selection()->mutable_pool() = engine->Locate(pages).value();
+    TargetView shape_only;
+    shape_only.shape = pages.shape;
+    options_.plane = plane;
+    const TransferResult result = Map(options_, PooledSource(), shape_only);
+    ASSERT_TRUE(result.applied()) << result.reason << ": " << result.detail;
+    EXPECT_EQ(result.plane, plane == PlaneChoice::kRegion ? v1::PLANE_REGION : v1::PLANE_INLINE);
+    EXPECT_EQ(result.bytes_received, 0);
+    Gather(pages);
+    ExpectInlineBytes();
+  }
+}
+
+TEST_F(RegionPlaneTest, OnlyPagesOfAPoolHaveAPlace) {
+  EXPECT_EQ(client_->Locate(Target(target_)).status().code(), absl::StatusCode::kInvalidArgument);
+  auto elsewhere = Client::Create({.target = "127.0.0.1:1"}).value();
+  const absl::Status down = elsewhere->Locate(PooledTarget()).status();
+  EXPECT_EQ(down.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(down.message()), HasSubstr("session_lost: "));
+}
+
 TEST_F(RegionPlaneTest, PagesGoInChunksToo) {
   options_.plane = PlaneChoice::kInline;
   const TargetView target = PooledTarget();
