@@ -68,7 +68,14 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   CLI::Option* artifact =
       app->add_option("--artifact", f.artifact, "Artifact folder: map in this process");
   CLI::Option* server = AddServerFlags(app, f.server)->excludes(artifact);
-  app->add_option("--route", f.route, "The server's route")->needs(server);
+  app->add_option("--route", f.route, "The server's route, or its peer's")->needs(server);
+  CLI::Option* peer =
+      app->add_option("--peer", f.peer, "Map at this peer of the server, by its name there")
+          ->needs(server);
+  app->add_option("--target-spec", f.target_spec,
+                  "Target's ModelSpec as JSON (`target` of inspect --format json), for a route "
+                  "that only the peer has")
+      ->needs(peer);
   AddConfigFlags(app, f.configs);
   app->add_flag("--allow-unproven", f.allow_unproven,
                 "Map with an artifact that has no passing evidence")

@@ -29,6 +29,8 @@ struct TransferFlags {
   bool allow_unproven = false;
   ServerAccess server;  // or these: by a server
   std::string route;
+  std::string peer;         // of the server; empty = it maps itself
+  std::string target_spec;  // ModelSpec as JSON; empty = the route's, as the server states it
   std::string in;
   std::string out;
   std::string request_id;  // empty = a random one

@@ -18,8 +18,11 @@
 #include "client/cli/spec_convert.h"
 #include "client/cli/transfer_report.h"
 #include "core/artifact/cache_file.h"
+#include "core/artifact/spec_json.h"
 #include "core/base/clock.h"
+#include "core/base/file.h"
 #include "core/base/status_macros.h"
+#include "core/base/strict_json.h"
 #include "core/device/cpu/cpu_backend.h"
 #include "core/engine/local_transfer.h"
 #include "google/protobuf/util/time_util.h"
@@ -29,6 +32,7 @@ namespace {
 
 // A lone transfer may use what a server would share.
 constexpr uint64_t kWorkspaceBytes = uint64_t{4} << 30;
+constexpr uint64_t kMaxSpecBytes = 1 << 20;
 
 // The answer's memory: the target's geometry, the source's tokens.
 artifact::CacheFile AnswerFor(const model::ModelSpec& target, const artifact::CacheFile& source) {
@@ -153,6 +157,7 @@ absl::StatusOr<client::TransferOptions> RemoteOptions(const TransferFlags& flags
   v1::TransferHeader& header = options.header;
   header.set_request_id(RequestId(flags));
   header.set_route(flags.route);
+  header.set_peer(flags.peer);
   KVB_ASSIGN_OR_RETURN(*header.mutable_source(), ToProto(source.spec));
   *header.mutable_target() = target;
   header.set_prompt_tokens(flags.prompt_tokens);
@@ -180,25 +185,32 @@ absl::StatusOr<client::TransferOptions> RemoteOptions(const TransferFlags& flags
   return options;
 }
 
-// The target as the server's route states it.
-absl::StatusOr<v1::ModelSpec> RouteTarget(client::Client& client, const std::string& route,
-                                          absl::Duration timeout) {
+// The target as the server's route states it, or the caller for a route that only a peer has.
+absl::StatusOr<v1::ModelSpec> TargetOf(client::Client& client, const TransferFlags& flags) {
+  if (!flags.target_spec.empty()) {
+    KVB_ASSIGN_OR_RETURN(const std::string text, base::ReadFile(flags.target_spec, kMaxSpecBytes));
+    KVB_ASSIGN_OR_RETURN(const base::Json json, base::ParseStrictJson(text, flags.target_spec));
+    KVB_ASSIGN_OR_RETURN(const model::ModelSpec spec, artifact::SpecFromJson(json, "target-spec"));
+    return ToProto(spec);
+  }
+  const std::string& route = flags.route;
   KVB_ASSIGN_OR_RETURN(const v1::GetCapabilitiesResponse capabilities,
-                       client.GetCapabilities(timeout));
+                       client.GetCapabilities(flags.server.Timeout()));
   std::string known;
   for (const auto& info : capabilities.routes()) {
     if (info.route() == route) return info.target();
     absl::StrAppend(&known, known.empty() ? "" : ", ", info.route());
   }
-  return absl::NotFoundError(absl::StrCat("--route: expected one of [", known, "], got ", route));
+  return absl::NotFoundError(
+      absl::StrCat("--route: expected one of [", known, "], got ", route,
+                   flags.peer.empty() ? "" : "; --target-spec states the target of a peer's"));
 }
 
 absl::StatusOr<TransferReport> TransferRemotely(const TransferFlags& flags, const Output& output,
                                                 const artifact::CacheFile& source,
                                                 const std::stop_token& stop) {
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
-  KVB_ASSIGN_OR_RETURN(const v1::ModelSpec target,
-                       RouteTarget(*client, flags.route, flags.server.Timeout()));
+  KVB_ASSIGN_OR_RETURN(const v1::ModelSpec target, TargetOf(*client, flags));
   KVB_ASSIGN_OR_RETURN(const client::TransferOptions options, RemoteOptions(flags, source, target));
   KVB_ASSIGN_OR_RETURN(const model::ModelSpec target_spec, FromProto(target, "route.target"));
   const artifact::CacheFile answer = AnswerFor(target_spec, source);

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
 #include "client/cpp/router_words.h"
 #include "core/base/units.h"
@@ -50,6 +51,12 @@ TransferReport ReportOf(const client::TransferResult& result, int64_t tokens) {
   const bool region = result.plane == v1::PLANE_REGION;
   if (result.plane != v1::PLANE_UNSPECIFIED) report.plane = region ? "region" : "inline";
   report.plane_reason = result.plane_reason;
+  if (result.peer_plane != v1::PLANE_UNSPECIFIED) {
+    report.peer_plane = EnumWord(v1::Plane_Name(result.peer_plane), "PLANE_");
+  }
+  if (decision.map_side() != v1::MAP_SIDE_UNSPECIFIED) {
+    report.map_side = EnumWord(v1::MapSide_Name(decision.map_side()), "MAP_SIDE_");
+  }
   report.bytes_in = region ? decision.bytes_in() : result.bytes_sent;
   report.bytes_out = region ? decision.bytes_out() : result.bytes_received;
   report.max_abs = decision.max_abs();
@@ -76,6 +83,8 @@ base::Json ToJson(const TransferReport& report) {
           {"salt", report.salt},
           {"plane", report.plane},
           {"plane_reason", report.plane_reason},
+          {"peer_plane", report.peer_plane},
+          {"map_side", report.map_side},
           {"bytes_in", report.bytes_in},
           {"bytes_out", report.bytes_out},
           {"max_abs", report.max_abs},
@@ -96,6 +105,7 @@ std::string ToText(const TransferReport& report) {
   }
   std::string plane = report.plane;
   if (!report.plane_reason.empty()) absl::StrAppend(&plane, " (", report.plane_reason, ")");
+  if (!report.peer_plane.empty()) absl::StrAppend(&plane, ", to the peer ", report.peer_plane);
   std::string saturated;
   if (report.saturated_elements != 0) saturated = absl::StrCat(report.saturated_elements);
   return RenderFields(

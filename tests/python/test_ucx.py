@@ -19,7 +19,16 @@ import grpc
 import numpy as np
 import pytest
 from conftest import ROOT, ROUTE, binary, family_spec, random_cache
-from kvbridge import Client, MappedPrefix, PagedCache, SourceProgress, TransferResult
+from kvbridge import (
+    CacheFile,
+    Client,
+    MappedPrefix,
+    PagedCache,
+    SourceProgress,
+    TransferResult,
+    read_cache,
+    write_cache,
+)
 from kvbridge.chunks import CacheAssembler, encode_chunks
 from kvbridge.v1 import transfer_pb2, types_pb2
 
@@ -359,6 +368,29 @@ def test_arrays_reach_the_peer_through_regions_or_chunks(folder: Path, memory: b
             if not memory:
                 refused = send(mover, peer="b", plane="region")
                 assert (refused.outcome, refused.reason) == ("fallback_reprefill", "transport"), refused
+
+
+@pytest.mark.parametrize("memory", [True, False], ids=["region", "chunks"])
+def test_the_command_line_maps_a_file_at_the_peer(folder: Path, memory: bool) -> None:
+    artifact = [binary("KVBRIDGE_CLI"), "inspect", "--format", "json", ROUTE["artifact"]]
+    configs = ["--source-config", ROUTE["source_config"], "--target-config", ROUTE["target_config"]]
+    about = json.loads(subprocess.run([*artifact, *configs], check=True, capture_output=True).stdout)
+    (folder / "target.json").write_text(json.dumps(about["target"]))
+    write_cache(folder / "in", CacheFile(SPECS["source"], *random_cache(TOKENS), np.arange(TOKENS)))
+    with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder, memory=memory) as edge:
+        command = [binary("KVBRIDGE_CLI"), "transfer", "--server", edge.socket, "--route", "pair", "--peer", "b"]
+        files = ["--in", folder / "in", "--out", folder / "out", "--format", "json"]
+        unstated = subprocess.run([*command, *files], capture_output=True, text=True)
+        assert unstated.returncode != 0 and "--target-spec" in unstated.stderr, unstated
+        done = subprocess.run([*command, *files, "--target-spec", folder / "target.json"], capture_output=True)
+        report = json.loads(done.stdout)
+        assert (done.returncode, report["outcome"]) == (0, "applied"), report
+        assert report["plane"] == ("region" if memory else "inline"), report
+        assert (report["peer_plane"], report["map_side"]) == ("ucx", "target"), report
+        answer = read_cache(folder / "out")
+        with Client(peer.socket) as client:
+            direct = send(client, target=answer.spec)
+        assert same((answer.keys, answer.values), (direct.keys, direct.values))
 
 
 def test_the_next_turn_is_appended_at_the_peer(folder: Path) -> None:
