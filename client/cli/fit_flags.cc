@@ -112,6 +112,14 @@ void AddMlp(CLI::App* fit, MlpFlags& f, const std::stop_token& stop,
   AddMlpOptions(app, f);
 }
 
+void AddReweigh(CLI::App* fit, ReweighFlags& f, const std::stop_token& stop,
+                const std::function<void(Command)>& choose) {
+  CLI::App* app =
+      AddCommand(fit, "reweigh", "An artifact with weights that kvbridge-refine tuned", choose,
+                 [&f, stop](const Output& output) { return RunFitReweigh(f, output, stop); });
+  AddReweighOptions(app, f);
+}
+
 // `fit SHARDS -o DIR`, where no subcommand is named.
 void AddWhole(CLI::App* fit, WholeFitFlags& f, const std::stop_token& stop,
               const std::function<void(Command)>& choose) {
@@ -148,6 +156,7 @@ void AddFit(CLI::App& root, FitFlags& flags, const std::stop_token& stop,
   AddMerge(fit, flags.merge, stop, choose);
   AddSolve(fit, flags.solve, stop, choose);
   AddMlp(fit, flags.mlp, stop, choose);
+  AddReweigh(fit, flags.reweigh, stop, choose);
 }
 
 }  // namespace kvbridge::cli

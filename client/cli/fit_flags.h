@@ -13,6 +13,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/fit_mlp_command.h"
+#include "client/cli/fit_reweigh_command.h"
 #include "client/cli/fit_solve_flags.h"
 #include "client/cli/output.h"
 #include "core/base/strict_json.h"
@@ -71,6 +72,7 @@ struct FitFlags {
   MergeFlags merge;
   SolveFlags solve;
   MlpFlags mlp;
+  ReweighFlags reweigh;
   WholeFitFlags whole;
 };
 
