@@ -251,9 +251,19 @@ def rope_of(spec: types_pb2.ModelSpec, layer: int) -> types_pb2.RopeParams:
 def strip(keys: torch.Tensor, positions: torch.Tensor, rope: types_pb2.RopeParams) -> torch.Tensor:
     """Cached keys [..., tokens, head_dim] without their rotation and attention factor, in float32: the rotated
     dims k = a R(p) k' give k' = R(p)^T k / a, with angles in float64; the others are as they were."""
+    return _turned(keys, -positions, rope, 1 / (rope.attention_factor or 1.0))
+
+
+def rotate(keys: torch.Tensor, positions: torch.Tensor, rope: types_pb2.RopeParams) -> torch.Tensor:
+    """The inverse of `strip`; gradients pass."""
+    return _turned(keys, positions, rope, rope.attention_factor or 1.0)
+
+
+def _turned(
+    keys: torch.Tensor, positions: torch.Tensor, rope: types_pb2.RopeParams, factor: float
+) -> torch.Tensor:
     angle = torch.outer(positions.double(), torch.tensor(rope.inv_freq, dtype=torch.float64))
-    factor = rope.attention_factor or 1.0
-    cos, sin = ((f(angle) / factor).float().to(keys.device) for f in (torch.cos, torch.sin))
+    cos, sin = ((f(angle) * factor).float().to(keys.device) for f in (torch.cos, torch.sin))
     half, dim = len(rope.inv_freq), rope.rotary_dim
     if rope.pairing == types_pb2.PAIRING_HALF:
         first, second = slice(0, half), slice(half, dim)
@@ -261,8 +271,8 @@ def strip(keys: torch.Tensor, positions: torch.Tensor, rope: types_pb2.RopeParam
         first, second = slice(0, dim, 2), slice(1, dim, 2)
     out = keys.float().clone()
     a, b = keys[..., first].float(), keys[..., second].float()
-    out[..., first] = a * cos + b * sin
-    out[..., second] = b * cos - a * sin
+    out[..., first] = a * cos - b * sin
+    out[..., second] = b * cos + a * sin
     return out
 
 

@@ -7,8 +7,6 @@ the same command goes on from there. `kvbridge validate RUN --artifact DIR --gat
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbridge.capture_errors import CaptureError, exit_code_of
 from kvbridge.capture_text import parse_text_source
+from kvbridge.programs import find_program
 
 if TYPE_CHECKING:
     from kvbridge.evaluate_run import Progress
@@ -86,8 +85,8 @@ def _run(args: argparse.Namespace) -> int:
             source=args.source,
             target=args.target,
             texts=texts,
-            kvbridged=_program(args.kvbridged, "KVBRIDGED", "kvbridged"),
-            cli=_program(args.cli, "KVBRIDGE_CLI", "kvbridge"),
+            kvbridged=find_program(args.kvbridged, "KVBRIDGED", "kvbridged"),
+            cli=find_program(args.cli, "KVBRIDGE_CLI", "kvbridge"),
             sequences=args.sequences,
             prefix=args.prefix,
             scored=args.scored,
@@ -105,13 +104,6 @@ def _run(args: argparse.Namespace) -> int:
     )
     print(evaluate.run(args.out, _Teller(args.quiet)))
     return 0
-
-
-def _program(stated: str | None, variable: str, name: str) -> Path:
-    found = stated or os.environ.get(variable) or shutil.which(name)
-    if not found:
-        raise CaptureError(f"{name}: expected --{'cli' if name == 'kvbridge' else name}, {variable} or one on PATH", 2)
-    return Path(found)
 
 
 class _Teller:

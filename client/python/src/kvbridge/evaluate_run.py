@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,12 +22,14 @@ import numpy as np
 from kvbridge import __version__
 from kvbridge.cache_file import write_safetensors
 from kvbridge.capture_errors import INCOMPATIBLE, CaptureError
-from kvbridge.capture_models import ModelFolder, Naming, compute_dtype, inspect_folder, same_tokenizer
+from kvbridge.capture_models import ModelFolder, compute_dtype, same_tokenizer
 from kvbridge.capture_text import TextSource, text_digests
 from kvbridge.client import Client
 from kvbridge.evaluate_variants import Routes, SequenceLogits, Side, TransferRefused, Variants
 from kvbridge.extra import torch, transformers
 from kvbridge.hf import spec_of
+from kvbridge.native import folder_of, read_manifest
+from kvbridge.programs import call_kvbridge
 from kvbridge.testing import LocalServer
 
 SCHEMA = "kvbridge-run/1"
@@ -90,11 +91,11 @@ class Evaluate:
     def __init__(self, settings: EvaluateSettings) -> None:
         _check(settings)
         self.settings = settings
-        self.manifest = _manifest(settings.artifact)
-        self.source = _folder("source", settings.source, self.manifest["source"])
-        self.target = _folder("target", settings.target, self.manifest["target"])
+        self.manifest = read_manifest(settings.artifact)
+        self.source = folder_of("source", settings.source, self.manifest["source"])
+        self.target = folder_of("target", settings.target, self.manifest["target"])
         same_tokenizer(self.source, self.target)
-        self.digest = str(_kvbridge(settings.cli, "inspect", settings.artifact)["digest"])
+        self.digest = str(call_kvbridge(settings.cli, "inspect", settings.artifact)["digest"])
         self.items = list(self._items())
 
     def run(self, out: Path, progress: Callable[[Progress], None] = lambda _: None) -> Path:
@@ -152,7 +153,7 @@ class Evaluate:
         settings = self.settings
         source, target = self._load(self.source), self._load(self.target)
         random = folder / "random"
-        _kvbridge(settings.cli, "validate", "random-map", settings.artifact, random, "--seed", settings.seed)
+        call_kvbridge(settings.cli, "validate", "random-map", settings.artifact, random, "--seed", settings.seed)
         artifacts = {"mapped": settings.artifact, "random": random}
         if settings.reverse:
             artifacts["back"] = settings.reverse
@@ -218,7 +219,7 @@ class Evaluate:
     def _reverse_digest(self) -> str:
         if self.settings.reverse is None:
             return ""
-        return str(_kvbridge(self.settings.cli, "inspect", self.settings.reverse)["digest"])
+        return str(call_kvbridge(self.settings.cli, "inspect", self.settings.reverse)["digest"])
 
     def _score(self, out: Path, folder: Path, item: _Item, logits: SequenceLogits) -> None:
         """Logits to a file, the file to the scorer, its figures into place."""
@@ -241,7 +242,7 @@ class Evaluate:
         }
         write_safetensors(file, tensors, metadata)
         target = out / "scores" / f"{item.name}.json"
-        _kvbridge(self.settings.cli, "validate", "score", file, "--output", target)
+        call_kvbridge(self.settings.cli, "validate", "score", file, "--output", target)
         if not self.settings.keep:
             file.unlink()
 
@@ -280,30 +281,6 @@ def _check(settings: EvaluateSettings) -> None:
             raise CaptureError(f"{name}: expected a program, got {getattr(settings, name)}", 2)
 
 
-def _manifest(artifact: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CaptureError(f"artifact {artifact}: {error}") from None
-    if manifest.get("format") != "kvbridge-mapper":
-        raise CaptureError(
-            f"artifact {artifact}: expected a native one, which can hold a verdict; "
-            "kvbridge artifact convert makes it native",
-            INCOMPATIBLE,
-        )
-    return manifest
-
-
-def _folder(role: str, path: Path, stated: dict[str, Any]) -> ModelFolder:
-    """A model under the name that the artifact knows it by. A revision that is a digest is not taken on trust:
-    the folder's own stands against it."""
-    identity = stated["identity"]
-    revision = str(identity.get("revision", ""))
-    if revision.startswith("sha256:"):
-        revision = ""
-    return inspect_folder(role, path, Naming(str(identity.get("model_id", "")), revision))
-
-
 def _windows(
     tokenizer: Any, domain: str, paths: Sequence[Path], window: int, count: int
 ) -> list[torch.Tensor]:
@@ -320,16 +297,3 @@ def _windows(
             "give more text, or ask for fewer or shorter sequences"
         )
     return [torch.from_numpy(ids[i * window : (i + 1) * window])[None] for i in range(count)]
-
-
-def _kvbridge(cli: Path, *arguments: object) -> dict[str, Any]:
-    """What the command line says, as JSON."""
-    command = [str(cli), *map(str, arguments), "--format", "json", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == 0:
-        return json.loads(done.stdout) if done.stdout else {}
-    try:
-        message = json.loads(done.stderr.splitlines()[-1])["message"]
-    except (ValueError, LookupError, TypeError):
-        message = done.stderr.strip() or f"ended by {done.returncode}"
-    raise CaptureError(f"kvbridge {arguments[0]}: {message}", max(done.returncode, 3))
