@@ -7,6 +7,10 @@ Protocol (kvbridge.evaluate): the first 400,000 characters of a text as one stre
 models and caches are float32. Start a server with all of a family's artifacts, measure, stop it:
 
     python bench/evidence.py --kvbridged build/release/server/kvbridged --family FAMILY
+
+Native artifacts instead, into the tables of docs/method.md (fit_table.py) where they have a name there:
+
+    python bench/evidence.py --kvbridged … --family FAMILY --tails 17 65 --artifacts "all planes=FITTED" OTHER
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ sys.path.insert(0, str(ROOT / "client/python/src"))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from fit_table import RESULTS, result_key, write_table  # noqa: E402
 from kvbridge import Client  # noqa: E402
 from kvbridge import evaluate as ev  # noqa: E402
 from kvbridge.hf import spec_of, transfer_cache  # noqa: E402
@@ -43,6 +48,10 @@ class Route:
     target: str
     published: dict  # text -> the prototype's figures
     native: bool = False  # carries its own RoPE
+    revisions: tuple[str, str] = ("1", "1")  # of the two models
+    prefix: str = "kvbridge-family/"  # of their names
+    label: str = ""  # in the tables of docs/method.md
+    bytes: int = 0
 
 
 def find_routes(family: Path) -> list[tuple[Route, Path]]:
@@ -55,6 +64,18 @@ def find_routes(family: Path) -> list[tuple[Route, Path]]:
         published = json.loads(figures.read_text())["evaluation"] if figures.exists() else {}
         found.append((Route(stem.removeprefix("prototype-"), source, target, published), folder))
     return found
+
+
+def native_route(argument: str) -> tuple[Route, Path]:
+    """[LABEL=]DIR, a fitted artifact; its models are called as `kvbridge-capture` called the family's folders."""
+    label, _, path = argument.rpartition("=")
+    folder = Path(path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    source, target = (manifest[role]["identity"] for role in ("source", "target"))
+    revisions = source["revision"], target["revision"]
+    size = manifest["files"]["mapper.safetensors"]["bytes"]
+    names = source["model_id"], target["model_id"]
+    return Route(folder.name, *names, {}, True, revisions, "", label, size), folder
 
 
 def route_config(route: Route, folder: Path, family: Path, precision: str) -> dict:
@@ -101,20 +122,27 @@ class Family:
         load = transformers.AutoModelForCausalLM.from_pretrained
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "small")
         self.models = {m: load(folder / m).float().eval() for m in ("small", "large")}
-        self.specs = {
-            m: spec_of(model, self.tokenizer, revision="1", model_id=f"kvbridge-family/{m}")
-            for m, model in self.models.items()
-        }
+        self.layers = {m: model.config.num_hidden_layers for m, model in self.models.items()}
+
+    def specs(self, route: Route):
+        """The two models as the artifact calls them."""
+        members = zip((route.source, route.target), route.revisions, strict=True)
+        return [
+            spec_of(self.models[m], self.tokenizer, revision=r, model_id=route.prefix + m)
+            for m, r in members
+        ]
 
     def variant(self, client: Client, route: Route, native_tail: int = 1):
         """Maps through the service; a transfer that is not applied ends the measurement."""
+
+        source, target = self.specs(route)
 
         def mapped(cache, ids):
             moved = transfer_cache(
                 client,
                 cache,
-                source=self.specs[route.source],
-                target=self.specs[route.target],
+                source=source,
+                target=target,
                 route=route.name,
                 input_ids=ids[:, : ev.PROMPT],
                 native_tail=native_tail,
@@ -131,7 +159,7 @@ def measure(family: Family, client: Client, routes: list[Route], text: str, args
     passages = ev.windows(family.tokenizer, text, args.passages)
     rows = []
     for pair in sorted({(r.source, r.target) for r in routes}):
-        layers = family.specs[pair[1]].geometry.layers
+        layers = family.layers[pair[1]]
         variants = {"no prefix": lambda cache, ids: 1}
         variants["raw source cache"] = lambda cache, ids, n=layers: ev.raw_paste(cache, n)
         members = [r for r in routes if (r.source, r.target) == pair]
@@ -157,6 +185,21 @@ def measure(family: Family, client: Client, routes: list[Route], text: str, args
 def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
         print(f"\r  passage {done}/{total} ", end="\n" if done == total else "", file=sys.stderr)
+
+
+def record(routes: list[Route], report: dict, args) -> None:
+    """Rows of labelled artifacts go into fit_experiments.json, text by text, and from there into docs/method.md."""
+    results = json.loads(RESULTS.read_text())
+    for route in routes:
+        rows = results[f"{route.source}->{route.target}"].setdefault(route.label, {})
+        for tail in (1, *args.tails):
+            name = route.name if tail == 1 else f"{route.name}, tail {tail}"
+            row = rows.setdefault(result_key(args.passages, tail, False), {"bytes": route.bytes})
+            for text, measured in report.items():
+                found = next(r for r in measured if r["variant"] == name)
+                row[text] = {key: found[key] for key in ("kl", "top1", "nll", "gap")}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write_table()
 
 
 def compare(row: dict, published: dict) -> dict:
@@ -202,6 +245,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--family", type=Path, default=ROOT / "tests/data/family")
     parser.add_argument("--texts", type=Path, help="folder of eval_*.txt; default: FAMILY/text")
     parser.add_argument("--routes", nargs="+", help="default: every artifact of the family")
+    parser.add_argument("--artifacts", nargs="+", metavar="[LABEL=]DIR", help="native artifacts instead")
     parser.add_argument("--passages", type=int, default=20)
     parser.add_argument("--tails", type=int, nargs="*", default=[], help="native tails besides 1")
     parser.add_argument("--cli", help="kvbridge: measure each artifact with k_norm, too")
@@ -217,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # models this small gain nothing from more, and lose much on a busy machine
-    found = find_routes(args.family)
+    found = [native_route(a) for a in args.artifacts or ()] or find_routes(args.family)
     found = [(r, f) for r, f in found if not args.routes or r.name in args.routes]
     family = Family(args.family)
     report, off = {}, []
@@ -242,6 +286,9 @@ def main(argv: list[str] | None = None) -> int:
                         off.append(f"{row['variant']} {text}")
             print_rows(text, rows)
             report[text] = rows
+    labelled = [route for route in routes if route.label]
+    if labelled:
+        record(labelled, report, args)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
     checked = sum("prototype" in row for rows in report.values() for row in rows)

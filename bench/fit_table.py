@@ -21,7 +21,7 @@ def table() -> str:
     keys = sorted({key for rows in results.values() for r in rows.values() for key in r}, key=_order)
     for direction, rows in results.items():
         for key in keys:
-            found = [(n, r[key]) for n, r in rows.items() if key in r]
+            found = [(n, r[key]) for n, r in rows.items() if set(TEXTS) <= set(r.get(key, ()))]
             if found:
                 gap = direction == "small->large" and not key.startswith("oracle")
                 out += [f"**{direction}, {key}**", "", "| | MB | in-domain | code | language | numbers |", "|---|---|---|---|---|---|"]
