@@ -79,6 +79,7 @@ class Descent:
     def _step(self, index: int, block: Block, rate: float) -> None:
         white, unit = self._white[index], self._unit[index]
         bias = self._map.bias[block.component, block.layer, block.heads]
+        assert self._map.bias.grad is not None and block.weight.grad is not None
         over_bias = self._map.bias.grad[block.component, block.layer, block.heads].flatten()
         centred = block.weight.grad - torch.outer(white.mean, over_bias)
         over_white = torch.linalg.solve_triangular(white.factor, centred, upper=False)
@@ -90,8 +91,8 @@ class Descent:
             return
         step = momentum * (-rate * unit / (1 - _MOMENTUM**self._taken) / size)
         change = torch.linalg.solve_triangular(white.factor.T, step[:-1], upper=True)
-        block.weight += change
-        bias += (step[-1] - white.mean @ change).view_as(bias)
+        block.weight.add_(change)
+        bias.add_((step[-1] - white.mean @ change).view_as(bias))
 
     def state(self) -> dict[str, Any]:
         return {"taken": self._taken, "momentum": self._momentum, "size": self._size}

@@ -64,6 +64,9 @@ class Block:
 class TrainableMap(torch.nn.Module):
     """The maps of an artifact. CaptureError for one with networks, which `kvbridge fit mlp` trains."""
 
+    gamma: torch.Tensor  # with key_norm "k_norm"
+    scale: torch.Tensor  # with key_norm "scale"
+
     def __init__(self, manifest: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
         super().__init__()
         self.source, self.target = Shape.of(manifest["source"]), Shape.of(manifest["target"])
@@ -93,9 +96,9 @@ class TrainableMap(torch.nn.Module):
             weight = torch.cat([block.weight for block in group], 1)
             outputs = x[..., group[0].columns] @ weight
             widths = [block.weight.shape[1] for block in group]
-            parts |= {block.place: part for block, part in zip(group, outputs.split(widths, -1))}
+            parts |= {block.place: part for block, part in zip(group, torch.split(outputs, widths, -1))}
         y = torch.cat([parts[place] for place in sorted(parts)], -1)
-        y = y.unflatten(-1, (2, self.target.layers, self.target.heads, self.target.dim)) + self.bias
+        y = y.reshape(*y.shape[:-1], *self.bias.shape) + self.bias
         return self._renormalised(y.permute(2, 3, 0, 4, 1, 5))
 
     def tensors(self) -> dict[str, tuple[str, Array]]:
@@ -104,7 +107,7 @@ class TrainableMap(torch.nn.Module):
         for block in self.blocks:
             stored = torch.empty_like(block.weight)
             stored[block.order] = block.weight.detach()
-            heads = stored.unflatten(-1, (-1, self.target.dim)).transpose(0, 1)
+            heads = stored.reshape(len(stored), -1, self.target.dim).transpose(0, 1)
             found.setdefault(f"{COMPONENTS[block.component]}_weight.{block.layer}", []).append(heads)
         for index, component in enumerate(COMPONENTS):
             for layer in range(self.target.layers):

@@ -146,7 +146,7 @@ class Refine:
             if step > state["best"]["step"] + settings.patience * settings.check:
                 break
             loss = self._loss(rows, self._prefix(step))
-            loss.backward()
+            torch.autograd.backward(loss)
             losses.append(float(loss.detach()))
             descent.step(min(1, step / _WARM) * (0.5 + 0.5 * math.cos(math.pi * (step - 1) / settings.steps)))
             if step % settings.check and step != settings.steps:
@@ -196,7 +196,8 @@ class Refine:
     def _logits(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The target's log-probabilities after each token."""
         model = self._target_model
-        logits = model(input_ids=ids.to(self.settings.device), use_cache=True, **{cache_argument(model): cache}).logits
+        output = model(input_ids=ids.to(self.settings.device), use_cache=True, **{cache_argument(model): cache})
+        logits: torch.Tensor = output.logits
         return logits.float().log_softmax(-1)
 
     @torch.no_grad()
