@@ -18,6 +18,7 @@
 
 #include "core/base/file.h"
 #include "core/base/units.h"
+#include "core/usage/man_page.h"
 #include "google/protobuf/stubs/logging.h"
 #include "nlohmann/json.hpp"
 #include "server/auth.h"
@@ -45,13 +46,16 @@ struct CommandLine {
   std::string ports_file;
   std::string print_config;  // "", "yaml" or "json"
   bool check_config = false;
+  bool man_page = false;
   std::map<std::string, std::string> settings;  // by setting; empty unless given
 };
 
 void Describe(CLI::App* app, CommandLine* line) {
-  app->description("kvbridged turns one model's KV cache into a sibling model's.");
+  app->name("kvbridged");
+  app->description("Turns one model's KV cache into a sibling model's");
   app->set_version_flag("--version", std::string("kvbridged ") + kVersion + " (" + kRevision + ")");
-  app->add_option("--config", line->config_file, "Configuration, YAML or JSON");
+  app->add_option("--config", line->config_file, "Configuration, YAML or JSON")
+      ->type_name(usage::kFile);
   app->add_flag("--check-config", line->check_config, "Validate the configuration and exit");
   app->add_option("--print-config", line->print_config,
                   "Print every setting with its origin, as yaml or json, and exit")
@@ -59,7 +63,9 @@ void Describe(CLI::App* app, CommandLine* line) {
       ->default_str("yaml")
       ->check(CLI::IsMember({"yaml", "json"}));
   app->add_option("--ports-file", line->ports_file,
-                  "Write the bound addresses there as JSON, once they serve");
+                  "Write the bound addresses there as JSON, once they serve")
+      ->type_name(usage::kFile);
+  app->add_flag("--man-page", line->man_page, "Print the manual page and exit")->group("");
   for (const std::string& setting : Settings()) {
     app->add_option(FlagName(setting), line->settings[setting],
                     setting + " (or " + EnvName(setting) + ")")
@@ -185,6 +191,10 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? kOk : kUsage;
   }
   if (app.count("--print-config") > 0 && line.print_config.empty()) line.print_config = "yaml";
+  if (line.man_page) {
+    std::cout << usage::ManPages(usage::Describe(app), 8, kVersion).front().text;
+    return kOk;
+  }
   const auto loaded = ReadConfig(app, line);
   if (!loaded.ok()) return Fail(loaded.status(), kUsage);
   if (!line.print_config.empty()) {

@@ -14,6 +14,7 @@
 #include "client/cli/fit_flags.h"
 #include "client/cli/number_checks.h"
 #include "client/cli/suggest.h"
+#include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -43,6 +44,8 @@ struct Flags {
   ChooseFlags choose;
   RandomMapFlags random_map;
   ReportFlags report;
+  ManFlags man;
+  CompletionFlags completion;
   Command command;  // of the subcommand that was named
 };
 
@@ -56,8 +59,10 @@ CLI::App* AddCommand(CLI::App& parent, Flags& flags, const char* name, const cha
 
 void AddConfigFlags(CLI::App* app, ConfigFlags& configs) {
   app->add_option("--source-config", configs.source,
-                  "Source model's config.json, where the artifact has no RoPE");
-  app->add_option("--target-config", configs.target, "Target model's config.json");
+                  "Source model's config.json, where the artifact has no RoPE")
+      ->type_name(usage::kFile);
+  app->add_option("--target-config", configs.target, "Target model's config.json")
+      ->type_name(usage::kFile);
 }
 
 void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
@@ -66,7 +71,8 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
       AddCommand(root, flags, "transfer", "Map a cache file to the target model's",
                  [&f, stop](const Output& output) { return RunTransfer(f, output, stop); });
   CLI::Option* artifact =
-      app->add_option("--artifact", f.artifact, "Artifact folder: map in this process");
+      app->add_option("--artifact", f.artifact, "Artifact folder: map in this process")
+          ->type_name(usage::kFolder);
   CLI::Option* server = AddServerFlags(app, f.server)->excludes(artifact);
   app->add_option("--route", f.route, "The server's route, or its peer's")->needs(server);
   CLI::Option* peer =
@@ -80,8 +86,12 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   app->add_flag("--allow-unproven", f.allow_unproven,
                 "Map with an artifact that has no passing evidence")
       ->needs(artifact);
-  app->add_option("--in", f.in, "Source cache file (safetensors)")->required();
-  app->add_option("--out", f.out, "Target cache file; written when applied")->required();
+  app->add_option("--in", f.in, "Source cache file (safetensors)")
+      ->type_name(usage::kFile)
+      ->required();
+  app->add_option("--out", f.out, "Target cache file; written when applied")
+      ->type_name(usage::kFile)
+      ->required();
   app->add_option("--request-id", f.request_id, "For logs and sampling; default: random");
   app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length; 0 = the cache's tokens")
       ->check(NonNegative);
@@ -110,9 +120,11 @@ void AddInspect(CLI::App& root, Flags& flags) {
   InspectFlags& f = flags.inspect;
   CLI::App* app = AddCommand(root, flags, "inspect", "Show an artifact, or what a config.json says",
                              [&f](const Output& output) { return RunInspect(f, output); });
-  CLI::Option* artifact = app->add_option("artifact", f.artifact, "Artifact folder");
+  CLI::Option* artifact =
+      app->add_option("artifact", f.artifact, "Artifact folder")->type_name(usage::kFolder);
   CLI::Option* config =
       app->add_option("--config", f.config, "config.json: print its ModelSpec as proto JSON")
+          ->type_name(usage::kFile)
           ->excludes(artifact);
   app->add_option("--pairing", f.pairing, "Pairing of rotated dimensions")
       ->check(CLI::IsMember({"half", "interleaved"}))
@@ -132,8 +144,12 @@ void AddPlanPair(CLI::App* plan, Flags& flags) {
   PairFlags& f = flags.pair;
   CLI::App* app = AddCommand(*plan, flags, "pair", "What a mapper for two models will take",
                              [&f](const Output& output) { return RunPlanPair(f, output); });
-  app->add_option("source", f.configs.source, "Source model's config.json")->required();
-  app->add_option("target", f.configs.target, "Target model's config.json")->required();
+  app->add_option("source", f.configs.source, "Source model's config.json")
+      ->type_name(usage::kFile)
+      ->required();
+  app->add_option("target", f.configs.target, "Target model's config.json")
+      ->type_name(usage::kFile)
+      ->required();
   app->add_option("--sequences", f.sequences, "Of calibration text")->capture_default_str();
   app->add_option("--length", f.length, "Tokens of each")->capture_default_str();
   app->add_option("--stride", f.stride, "Every n-th token is a row")->capture_default_str();
@@ -157,10 +173,12 @@ void AddPlan(CLI::App& root, Flags& flags) {
   app->callback([&flags, app, transfer] {
     if (app->get_subcommands().empty()) flags.command = transfer;
   });
-  CLI::Option* artifact = app->add_option("--artifact", f.artifact, "Artifact folder");
+  CLI::Option* artifact =
+      app->add_option("--artifact", f.artifact, "Artifact folder")->type_name(usage::kFolder);
   CLI::Option* server = AddServerFlags(app, f.server)->excludes(artifact);
   app->add_option("--route", f.route, "The server's route")->needs(server);
   app->add_option("--fit", f.fit, "Experiment file: sizes of a fit")
+      ->type_name(usage::kFile)
       ->excludes(artifact)
       ->excludes(server);
   AddConfigFlags(app, f.configs);
@@ -188,11 +206,13 @@ void AddArtifact(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   CLI::App* convert =
       AddCommand(*app, flags, "convert", "Write an artifact of any format as a native one",
                  [&c, stop](const Output& output) { return RunArtifactConvert(c, output, stop); });
-  convert->add_option("in", c.in, "Artifact folder")->required();
-  convert->add_option("out", c.out, "New artifact folder")->required();
+  convert->add_option("in", c.in, "Artifact folder")->type_name(usage::kFolder)->required();
+  convert->add_option("out", c.out, "New artifact folder")->type_name(usage::kFolder)->required();
   AddConfigFlags(convert, c.configs);
-  convert->add_option("--key-norm-from", c.key_norm_from,
-                      "Target model's folder: renormalise keys with its k_norm");
+  convert
+      ->add_option("--key-norm-from", c.key_norm_from,
+                   "Target model's folder: renormalise keys with its k_norm")
+      ->type_name(usage::kFolder);
   convert->add_flag("--overwrite", c.overwrite, "Replace an existing folder, atomically");
   convert->add_option("--to", c.to, "Format to write")
       ->check(CLI::IsMember({"native", "prototype"}))
@@ -253,28 +273,34 @@ void AddValidate(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   app->callback([&flags, app, judge] {
     if (app->get_subcommands().empty()) flags.command = judge;
   });
-  app->add_option("run", f.run, "Folder of a kvbridge-evaluate run");
-  app->add_option("--artifact", f.artifact, "Artifact folder: the verdict is written into it");
-  app->add_option("--gate", f.gate, "Gate file, written before the run");
+  app->add_option("run", f.run, "Folder of a kvbridge-evaluate run")->type_name(usage::kFolder);
+  app->add_option("--artifact", f.artifact, "Artifact folder: the verdict is written into it")
+      ->type_name(usage::kFolder);
+  app->add_option("--gate", f.gate, "Gate file, written before the run")->type_name(usage::kFile);
   app->add_flag("--dry-run", f.dry_run, "Judge only, leave the artifact as it is");
 
   ScoreFlags& s = flags.score;
   CLI::App* score = AddCommand(*app, flags, "score", "Score one sequence's logits file",
                                [&s](const Output& output) { return RunValidateScore(s, output); });
-  score->add_option("file", s.file, "Logits file (safetensors)")->required();
+  score->add_option("file", s.file, "Logits file (safetensors)")
+      ->type_name(usage::kFile)
+      ->required();
   ChooseFlags& h = flags.choose;
   CLI::App* choose =
       AddCommand(*app, flags, "choose", "Name the run whose KL is surely least",
                  [&h](const Output& output) { return RunValidateChoose(h, output); });
   choose->add_option("runs", h.runs, "Runs on the same text; the first one's artifact stands")
+      ->type_name(usage::kFolder)
       ->required()
       ->expected(2, -1);
   RandomMapFlags& r = flags.random_map;
   CLI::App* random = AddCommand(
       *app, flags, "random-map", "Write the control artifact: random, of the same norms",
       [&r, stop](const Output& output) { return RunValidateRandomMap(r, output, stop); });
-  random->add_option("artifact", r.artifact, "Artifact folder")->required();
-  random->add_option("out", r.out, "New artifact folder")->required();
+  random->add_option("artifact", r.artifact, "Artifact folder")
+      ->type_name(usage::kFolder)
+      ->required();
+  random->add_option("out", r.out, "New artifact folder")->type_name(usage::kFolder)->required();
   random->add_option("--seed", r.seed, "Of the signs")->capture_default_str();
   app->parse_complete_callback([&f, app] {
     if (!app->get_subcommands().empty()) return;
@@ -288,8 +314,10 @@ void AddReport(CLI::App& root, Flags& flags) {
   ReportFlags& f = flags.report;
   CLI::App* app = AddCommand(root, flags, "report", "One page about artifacts, as HTML",
                              [&f](const Output& output) { return RunReport(f, output); });
-  app->add_option("artifacts", f.artifacts, "Artifact folders, compared side by side")->required();
-  app->add_option("-o,--out", f.out, "Page to write")->required();
+  app->add_option("artifacts", f.artifacts, "Artifact folders, compared side by side")
+      ->type_name(usage::kFolder)
+      ->required();
+  app->add_option("-o,--out", f.out, "Page to write")->type_name(usage::kFile)->required();
 }
 
 void AddDoctor(CLI::App& root, Flags& flags) {
@@ -299,14 +327,36 @@ void AddDoctor(CLI::App& root, Flags& flags) {
                  [&f](const Output& output) { return RunDoctor(f, output); });
   AddServerFlags(app, f.server);
   app->add_option("--socket", f.socket, "memory.socket of a server to be started here")
+      ->type_name(usage::kFile)
       ->capture_default_str();
+}
+
+void AddUsage(CLI::App& root, Flags& flags) {
+  ManFlags& m = flags.man;
+  CLI::App* man = AddCommand(
+      root, flags, "man", "Manual page of a command: | man -l -",
+      [&m, &root](const Output& output) { return RunMan(m, usage::Describe(root), output); });
+  CLI::Option* command = man->add_option("command", m.command, "Words of the command");
+  man->add_option("--dir", m.dir, "Write the pages of all commands into a folder")
+      ->type_name(usage::kFolder)
+      ->excludes(command);
+  CompletionFlags& c = flags.completion;
+  CLI::App* completion =
+      AddCommand(root, flags, "completion", "Script by which a shell completes kvbridge",
+                 [&c, &root](const Output& output) {
+                   return RunCompletion(c, usage::Describe(root), output);
+                 });
+  completion->add_option("shell", c.shell, "Which shell")
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}))
+      ->required();
 }
 
 void AddGlobals(CLI::App& app, Flags& flags) {
   app.add_option("--format", flags.format, "Of the data on stdout")
       ->check(CLI::IsMember({"table", "json"}))
       ->capture_default_str();
-  app.add_option("--output", flags.output.file, "Write the data to a file");
+  app.add_option("--output", flags.output.file, "Write the data to a file")
+      ->type_name(usage::kFile);
   app.add_flag("-q,--quiet", flags.output.quiet, "No progress and notes");
   app.add_flag("--no-color", flags.no_color, "No terminal colours (NO_COLOR does the same)");
   app.footer(kFooter);
@@ -402,6 +452,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   AddFit(app, flags.fit, stop, [&flags](Command command) { flags.command = std::move(command); });
   AddValidate(app, flags, stop);
   AddReport(app, flags);
+  AddUsage(app, flags);
   AddCommand(app, flags, "version", "Print the version", RunVersion);
 
   try {

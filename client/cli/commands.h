@@ -14,6 +14,7 @@
 #include "client/cli/exit_code.h"
 #include "client/cli/output.h"
 #include "client/cli/server_access.h"
+#include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 
@@ -155,5 +156,18 @@ struct ReportFlags {
 absl::StatusOr<ExitCode> RunReport(const ReportFlags& flags, const Output& output);
 
 absl::StatusOr<ExitCode> RunVersion(const Output& output);
+
+struct ManFlags {
+  std::vector<std::string> command;  // the words that name it; none = kvbridge itself
+  std::string dir;                   // or all pages, into this folder
+};
+absl::StatusOr<ExitCode> RunMan(const ManFlags& flags, const usage::CommandTree& tree,
+                                const Output& output);
+
+struct CompletionFlags {
+  std::string shell;  // "bash", "zsh", "fish"
+};
+absl::StatusOr<ExitCode> RunCompletion(const CompletionFlags& flags, const usage::CommandTree& tree,
+                                       const Output& output);
 
 }  // namespace kvbridge::cli

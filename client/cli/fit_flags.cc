@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 
 #include "CLI/CLI.hpp"
+#include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -54,7 +55,8 @@ void AddShardOptions(CLI::App* app, AccumulateFlags& f) {
   app->add_option("--seed", f.seed, "Of which are held out")->capture_default_str();
   app->add_option("--token-stride", f.token_stride, "Every n-th row of the shards")
       ->capture_default_str();
-  app->add_option("--domain-weight", "DOMAIN=WEIGHT of each row; repeat for others")
+  app->add_option("--domain-weight", "Of each row of a domain; repeat for others")
+      ->type_name("DOMAIN=WEIGHT")
       ->check([&f](const std::string& text) { return ReadDomainWeight(text, f); })
       ->expected(1, -1);
   app->add_option("--memory", f.memory_bytes, "Most of this process, such as 8GB; default: no cap")
@@ -63,8 +65,10 @@ void AddShardOptions(CLI::App* app, AccumulateFlags& f) {
   app->add_flag("--resume", f.resume, "Go on from the checkpoint of an interrupted run");
   app->add_flag("--keys-as-cached", f.keys_as_cached, "Don't un-rotate keys");
   app->add_option("--source-config", f.configs.source,
-                  "Source model's config.json, for shards of the prototype");
-  app->add_option("--target-config", f.configs.target, "Target model's config.json");
+                  "Source model's config.json, for shards of the prototype")
+      ->type_name(usage::kFile);
+  app->add_option("--target-config", f.configs.target, "Target model's config.json")
+      ->type_name(usage::kFile);
 }
 
 void AddAccumulate(CLI::App* fit, AccumulateFlags& f, const std::stop_token& stop,
@@ -72,10 +76,11 @@ void AddAccumulate(CLI::App* fit, AccumulateFlags& f, const std::stop_token& sto
   CLI::App* app =
       AddCommand(fit, "accumulate", "Shards to moments, in one pass", choose,
                  [&f, stop](const Output& output) { return RunFitAccumulate(f, output, stop); });
-  app->add_option("shards", f.shards, "Folder of shards")->required();
-  app->add_option("-o,--out", f.out, "Moments file")->required();
+  app->add_option("shards", f.shards, "Folder of shards")->type_name(usage::kFolder)->required();
+  app->add_option("-o,--out", f.out, "Moments file")->type_name(usage::kFile)->required();
   AddShardOptions(app, f);
-  app->add_option("--shard", "I/N: the I-th of N machines takes every N-th sequence")
+  app->add_option("--shard", "The I-th of N machines takes every N-th sequence")
+      ->type_name("I/N")
       ->check([&f](const std::string& text) { return ReadMachine(text, f); });
   app->add_flag("--overwrite", f.overwrite, "Replace the moments file, or drop a checkpoint");
   app->add_flag("--dry-run", f.dry_run, "Say what it would take, and stop");
@@ -86,8 +91,8 @@ void AddMerge(CLI::App* fit, MergeFlags& f, const std::stop_token& stop,
   CLI::App* app =
       AddCommand(fit, "merge", "Add up moments of disjoint sequences", choose,
                  [&f, stop](const Output& output) { return RunFitMerge(f, output, stop); });
-  app->add_option("moments", f.inputs, "Moments files")->required();
-  app->add_option("-o,--out", f.out, "Moments file")->required();
+  app->add_option("moments", f.inputs, "Moments files")->type_name(usage::kFile)->required();
+  app->add_option("-o,--out", f.out, "Moments file")->type_name(usage::kFile)->required();
   app->add_flag("--overwrite", f.overwrite, "Replace it");
 }
 
@@ -96,8 +101,8 @@ void AddSolve(CLI::App* fit, SolveFlags& f, const std::stop_token& stop,
   CLI::App* app =
       AddCommand(fit, "solve", "Moments to an artifact", choose,
                  [&f, stop](const Output& output) { return RunFitSolve(f, output, stop); });
-  app->add_option("--moments", f.moments, "Moments file")->required();
-  app->add_option("-o,--out", f.out, "New artifact folder")->required();
+  app->add_option("--moments", f.moments, "Moments file")->type_name(usage::kFile)->required();
+  app->add_option("-o,--out", f.out, "New artifact folder")->type_name(usage::kFolder)->required();
   app->add_flag("--overwrite", f.overwrite, "Replace an existing folder, atomically");
   app->add_option("--memory", f.memory_bytes, "Most for weights and workspaces, such as 8GB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
@@ -123,10 +128,12 @@ void AddReweigh(CLI::App* fit, ReweighFlags& f, const std::stop_token& stop,
 // `fit SHARDS -o DIR`, where no subcommand is named.
 void AddWhole(CLI::App* fit, WholeFitFlags& f, const std::stop_token& stop,
               const std::function<void(Command)>& choose) {
-  fit->add_option("shards", f.accumulate.shards, "Folder of shards: accumulate and solve");
-  fit->add_option("-o,--out", f.solve.out, "New artifact folder");
+  fit->add_option("shards", f.accumulate.shards, "Folder of shards: accumulate and solve")
+      ->type_name(usage::kFolder);
+  fit->add_option("-o,--out", f.solve.out, "New artifact folder")->type_name(usage::kFolder);
   fit->add_flag("--overwrite", f.solve.overwrite, "Replace an existing folder, atomically");
-  fit->add_option("--keep-moments", f.keep_moments, "File to keep the moments in");
+  fit->add_option("--keep-moments", f.keep_moments, "File to keep the moments in")
+      ->type_name(usage::kFile);
   AddShardOptions(fit, f.accumulate);
   AddSolveOptions(fit, f.solve);
   fit->parse_complete_callback([&f, fit] {

@@ -15,6 +15,7 @@
 #include "core/artifact/artifact.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
+#include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -60,9 +61,11 @@ absl::StatusOr<fit::Solution> FitWithProgress(const MlpFlags& flags, const artif
 
 void AddMlpOptions(CLI::App* app, MlpFlags& f) {
   fit::MlpOptions& o = f.options;
-  app->add_option("shards", f.shards, "Folder of shards")->required();
-  app->add_option("--base", f.base, "Fitted artifact: its lists, and its linear maps")->required();
-  app->add_option("-o,--out", f.out, "New artifact folder")->required();
+  app->add_option("shards", f.shards, "Folder of shards")->type_name(usage::kFolder)->required();
+  app->add_option("--base", f.base, "Fitted artifact: its lists, and its linear maps")
+      ->type_name(usage::kFolder)
+      ->required();
+  app->add_option("-o,--out", f.out, "New artifact folder")->type_name(usage::kFolder)->required();
   app->add_flag("--overwrite", f.overwrite, "Replace an existing folder, atomically");
   app->add_option("--hidden", o.train.hidden, "Widths of the hidden layers, such as 1024 1024")
       ->check(CLI::Range(int64_t{1}, mapper::kMaxHiddenWidth))

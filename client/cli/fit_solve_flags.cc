@@ -1,6 +1,7 @@
 #include "client/cli/fit_solve_flags.h"
 
 #include "CLI/CLI.hpp"
+#include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 
@@ -46,7 +47,8 @@ void AddSolveOptions(CLI::App* app, SolveFlags& f) {
   app->add_option("--dtype", f.dtype, "Of the weights; default bf16, as the prototype f32")
       ->check(CLI::IsMember({"bf16", "f32"}));
   app->add_option("--target-model", f.target_model,
-                  "Target model's folder: renormalise keys with its k_norm, if it has one");
+                  "Target model's folder: renormalise keys with its k_norm, if it has one")
+      ->type_name(usage::kFolder);
   app->add_option("--threads", f.threads, "Default: one per processor")->check(CLI::Range(1, 4096));
   app->add_flag("--as-prototype", f.as_prototype,
                 "Select and fit as the Python prototype does: --k (default 4), --dtype, "

@@ -10,6 +10,7 @@
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
+#include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -42,16 +43,20 @@ CLI::Option* AddServerFlags(CLI::App* app, ServerAccess& access) {
       app->add_option("--server", access.address, "Address: host:port or unix:/path.sock");
   CLI::Option* ca =
       app->add_option("--ca-file", access.ca_file, "Authorities of its certificate: speak TLS")
+          ->type_name(usage::kFile)
           ->needs(server);
-  CLI::Option* cert =
-      app->add_option("--cert-file", access.cert_file, "Certificate to show it")->needs(ca);
-  CLI::Option* key =
-      app->add_option("--key-file", access.key_file, "Key of --cert-file")->needs(cert);
+  CLI::Option* cert = app->add_option("--cert-file", access.cert_file, "Certificate to show it")
+                          ->type_name(usage::kFile)
+                          ->needs(ca);
+  CLI::Option* key = app->add_option("--key-file", access.key_file, "Key of --cert-file")
+                         ->type_name(usage::kFile)
+                         ->needs(cert);
   cert->needs(key);
   app->add_option("--server-name", access.server_name,
                   "Name in its certificate, where it is not the address's")
       ->needs(ca);
   app->add_option("--token-file", access.token_file, "File with the bearer token to show it")
+      ->type_name(usage::kFile)
       ->needs(server);
   app->add_option("--timeout", access.timeout_seconds,
                   "For connecting and for each answer, seconds; default: 10, and 600 for loading")
