@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 #include "CLI/CLI.hpp"
 #include "client/cli/commands.h"
@@ -20,10 +22,10 @@ namespace kvbridge::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Exit codes: 0 ok; 1 a gate failed (fallback with --fail-on-fallback, not ready); 2 usage;\n"
-    "3 bad input or damaged artifact; 4 incompatible pair; 5 unreachable or timeout; 6 would not "
-    "fit;\n"
-    "130 interrupted. stdout is data, stderr is everything else.";
+    "Exit codes: 0 ok; 1 a gate failed (fallback with --fail-on-fallback, not ready, slower\n"
+    "than a baseline); 2 usage; 3 bad input or damaged artifact; 4 incompatible pair; 5 "
+    "unreachable\n"
+    "or timeout; 6 would not fit; 130 interrupted. stdout is data, stderr is everything else.";
 
 // Everything that flags are read into; commands borrow it.
 struct Flags {
@@ -31,6 +33,7 @@ struct Flags {
   std::string format = "table";
   bool no_color = false;
   TransferFlags transfer;
+  BenchFlags bench;
   InspectFlags inspect;
   PlanFlags plan;
   PairFlags pair;
@@ -65,11 +68,7 @@ void AddConfigFlags(CLI::App* app, ConfigFlags& configs) {
       ->type_name(usage::kFile);
 }
 
-void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
-  TransferFlags& f = flags.transfer;
-  CLI::App* app =
-      AddCommand(root, flags, "transfer", "Map a cache file to the target model's",
-                 [&f, stop](const Output& output) { return RunTransfer(f, output, stop); });
+void AddHandoff(CLI::App* app, HandoffFlags& f) {
   CLI::Option* artifact =
       app->add_option("--artifact", f.artifact, "Artifact folder: map in this process")
           ->type_name(usage::kFolder);
@@ -81,39 +80,87 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   app->add_option("--target-spec", f.target_spec,
                   "Target's ModelSpec as JSON (`target` of inspect --format json), for a route "
                   "that only the peer has")
+      ->type_name(usage::kFile)
       ->needs(peer);
   AddConfigFlags(app, f.configs);
   app->add_flag("--allow-unproven", f.allow_unproven,
                 "Map with an artifact that has no passing evidence")
       ->needs(artifact);
-  app->add_option("--in", f.in, "Source cache file (safetensors)")
-      ->type_name(usage::kFile)
-      ->required();
-  app->add_option("--out", f.out, "Target cache file; written when applied")
-      ->type_name(usage::kFile)
-      ->required();
-  app->add_option("--request-id", f.request_id, "For logs and sampling; default: random");
-  app->add_option("--prompt-tokens", f.prompt_tokens, "Prompt length; 0 = the cache's tokens")
-      ->check(NonNegative);
-  app->add_option("--native-tail", f.native_tail, "Tokens that the target prefills itself")
-      ->check(NonNegative);
-  app->add_option("--max-latency", f.max_latency_seconds, "Budget of the map, seconds")
-      ->check(NonNegative);
-  app->add_option("--deadline", f.deadline_seconds, "For everything, seconds")
-      ->check(NonNegative)
-      ->capture_default_str();
-  app->add_option("--hops", f.hops, "Maps the cache has been through already")->check(NonNegative);
   app->add_option("--plane", f.plane, "How bytes travel: shared memory, chunks, what there is")
       ->needs(server)
       ->check(CLI::IsMember({"auto", "region", "inline"}))
       ->capture_default_str();
-  app->add_flag("--fail-on-fallback", f.fail_on_fallback, "Exit 1 unless applied");
   app->parse_complete_callback([&f] {
     if (f.artifact.empty() && f.server.address.empty()) {
       throw CLI::RequiredError("--artifact DIR or --server ADDR");
     }
     if (!f.server.address.empty() && f.route.empty()) throw CLI::RequiredError("--route");
   });
+}
+
+void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
+  TransferFlags& f = flags.transfer;
+  CLI::App* app =
+      AddCommand(root, flags, "transfer", "Map a cache file to the target model's",
+                 [&f, stop](const Output& output) { return RunTransfer(f, output, stop); });
+  AddHandoff(app, f.by);
+  app->add_option("--in", f.in, "Source cache file (safetensors)")
+      ->type_name(usage::kFile)
+      ->required();
+  app->add_option("--out", f.out, "Target cache file; written when applied")
+      ->type_name(usage::kFile)
+      ->required();
+  HandoffRequest& r = f.request;
+  app->add_option("--request-id", r.request_id, "For logs and sampling; default: random");
+  app->add_option("--prompt-tokens", r.prompt_tokens, "Prompt length; 0 = the cache's tokens")
+      ->check(NonNegative);
+  app->add_option("--native-tail", r.native_tail, "Tokens that the target prefills itself")
+      ->check(NonNegative);
+  app->add_option("--max-latency", r.max_latency_seconds, "Budget of the map, seconds")
+      ->check(NonNegative);
+  app->add_option("--deadline", r.deadline_seconds, "For everything, seconds")
+      ->check(NonNegative)
+      ->capture_default_str();
+  app->add_option("--hops", r.hops, "Maps the cache has been through already")->check(NonNegative);
+  app->add_flag("--fail-on-fallback", f.fail_on_fallback, "Exit 1 unless applied");
+}
+
+// "10%"; as a validator it answers what is wrong, so that a bad flag is a usage error.
+std::string ReadPercent(const std::string& text, double* share) {
+  absl::string_view number = text;
+  double percent = 0;
+  if (!absl::ConsumeSuffix(&number, "%") || !absl::SimpleAtod(number, &percent) ||
+      !(percent >= 0 && percent < 1e6)) {
+    return absl::StrCat("expected a percentage such as 10%, got ", text);
+  }
+  *share = percent / 100;
+  return "";
+}
+
+void AddBench(CLI::App& root, Flags& flags, const std::stop_token& stop) {
+  BenchFlags& f = flags.bench;
+  CLI::App* app =
+      AddCommand(root, flags, "bench", "Time handoffs of made-up caches, and compare",
+                 [&f, stop](const Output& output) { return RunBench(f, output, stop); });
+  AddHandoff(app, f.by);
+  app->add_option("--tokens", f.tokens, "Sizes of the caches, such as 64,1024")
+      ->delimiter(',')
+      ->check(Positive)
+      ->capture_default_str();
+  app->add_option("--repetitions", f.repetitions, "Transfers of each size")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app->add_option("--warm-up", f.warm_up, "Transfers before them that don't count")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  CLI::Option* baseline =
+      app->add_option("--baseline", f.baseline, "Compare with an earlier --format json")
+          ->type_name(usage::kFile);
+  app->add_option("--fail-if-slower", "Exit 1 if a median is slower than the baseline's by this")
+      ->check([&f](const std::string& text) { return ReadPercent(text, &f.fail_if_slower); })
+      ->type_name("PERCENT")
+      ->default_str("10%")
+      ->needs(baseline);
 }
 
 void AddInspect(CLI::App& root, Flags& flags) {
@@ -439,6 +486,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   CLI::App app("Hands one LLM's KV cache to a sibling model", "kvbridge");
   AddGlobals(app, flags);
   AddTransfer(app, flags, stop);
+  AddBench(app, flags, stop);
   AddInspect(app, flags);
   AddPlan(app, flags);
   ServerFlags& s = flags.server;

@@ -12,39 +12,35 @@
 #include "absl/status/statusor.h"
 
 #include "client/cli/exit_code.h"
+#include "client/cli/handoff.h"
+#include "client/cli/local_models.h"
 #include "client/cli/output.h"
 #include "client/cli/server_access.h"
 #include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 
-// The models' config.json, where an artifact carries no RoPE.
-struct ConfigFlags {
-  std::string source;
-  std::string target;
-};
-
 struct TransferFlags {
-  std::string artifact;  // either this: in process
-  ConfigFlags configs;
-  bool allow_unproven = false;
-  ServerAccess server;  // or these: by a server
-  std::string route;
-  std::string peer;         // of the server; empty = it maps itself
-  std::string target_spec;  // ModelSpec as JSON; empty = the route's, as the server states it
+  HandoffFlags by;
+  HandoffRequest request;
   std::string in;
   std::string out;
-  std::string request_id;  // empty = a random one
-  int64_t prompt_tokens = 0;
-  int32_t native_tail = 0;
-  std::optional<double> max_latency_seconds;
-  double deadline_seconds = 300;
-  int32_t hops = 0;
-  std::string plane = "auto";  // "auto", "region", "inline"
   bool fail_on_fallback = false;
 };
 absl::StatusOr<ExitCode> RunTransfer(const TransferFlags& flags, const Output& output,
                                      const std::stop_token& stop);
+
+struct BenchFlags {
+  HandoffFlags by;
+  std::vector<int64_t> tokens = {64, 256, 1024};  // of the caches, a row each
+  int32_t repetitions = 20;
+  int32_t warm_up = 2;  // transfers before them that are not counted
+  std::string baseline;
+  double fail_if_slower = 0.1;
+};
+// Exit 1 when a median is slower than the baseline's by more than that share.
+absl::StatusOr<ExitCode> RunBench(const BenchFlags& flags, const Output& output,
+                                  const std::stop_token& stop);
 
 struct InspectFlags {
   std::string artifact;  // either

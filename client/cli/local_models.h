@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 
-#include "client/cli/commands.h"
 #include "core/artifact/artifact.h"
 #include "core/base/worker_pool.h"
 #include "core/mapper/mapper.h"
@@ -16,6 +15,12 @@
 #include "core/model/model_spec.h"
 
 namespace kvbridge::cli {
+
+// The models' config.json, where an artifact carries no RoPE.
+struct ConfigFlags {
+  std::string source;
+  std::string target;
+};
 
 // The spec that a config.json states; none when `path` is empty.
 absl::StatusOr<std::optional<model::ModelSpec>> ReadConfig(

@@ -6,28 +6,21 @@
 #include "absl/strings/str_cat.h"
 
 #include "CLI/CLI.hpp"
+#include "client/cli/flag_file.h"
 #include "client/cli/number_checks.h"
-#include "core/base/file.h"
 #include "core/base/status_macros.h"
-#include "core/base/units.h"
 #include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 namespace {
 
-absl::StatusOr<std::string> Read(const char* flag, const std::string& path) {
-  if (path.empty()) return std::string();
-  auto text = base::ReadFile(path, base::kMiB);
-  if (text.ok()) return text;
-  return absl::Status(text.status().code(),
-                      absl::StrCat(flag, ": ", path, ": ", text.status().message()));
-}
-
 absl::StatusOr<client::TlsOptions> ReadTls(const ServerAccess& access) {
   client::TlsOptions tls;
-  KVB_ASSIGN_OR_RETURN(tls.server_ca, Read("--ca-file", access.ca_file));
-  KVB_ASSIGN_OR_RETURN(tls.client_cert, Read("--cert-file", access.cert_file));
-  KVB_ASSIGN_OR_RETURN(tls.client_key, Read("--key-file", access.key_file));
+  KVB_ASSIGN_OR_RETURN(tls.server_ca, ReadFlagFile("--ca-file", access.ca_file));
+  if (!access.cert_file.empty()) {
+    KVB_ASSIGN_OR_RETURN(tls.client_cert, ReadFlagFile("--cert-file", access.cert_file));
+    KVB_ASSIGN_OR_RETURN(tls.client_key, ReadFlagFile("--key-file", access.key_file));
+  }
   tls.server_name = access.server_name;
   return tls;
 }
@@ -80,7 +73,7 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerAccess& acce
       return absl::InvalidArgumentError(
           "--token-file: expected --ca-file for a server on another host, got none");
     }
-    KVB_ASSIGN_OR_RETURN(std::string token, Read("--token-file", access.token_file));
+    KVB_ASSIGN_OR_RETURN(std::string token, ReadFlagFile("--token-file", access.token_file));
     absl::StripAsciiWhitespace(&token);
     if (token.empty()) {
       return absl::InvalidArgumentError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -75,6 +76,99 @@ def test_events_are_tailed_until_interrupted(server):
         assert tail.wait(timeout=30) == 0
     finally:
         tail.kill()
+
+
+# --- bench
+
+LOCALLY = ["--artifact", ROUTE["artifact"], "--source-config", ROUTE["source_config"], "--target-config",
+           ROUTE["target_config"], "--allow-unproven"]  # fmt: skip
+
+
+def bench(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict]:
+    done = run("bench", "--format", "json", "--repetitions", "3", "--warm-up", "1", *arguments)
+    return done, json.loads(done.stdout) if done.stdout else {}
+
+
+@pytest.mark.parametrize("plane", ["region", "inline"])
+def test_bench_times_a_route_of_a_server(server, plane):
+    done, report = bench("--server", server.address, "--route", "pair", "--tokens", "16,40", "--plane", plane)
+    assert done.returncode == 0, done.stderr
+    assert report["schema"] == "kvbridge.bench/v1" and report["plane"] == plane and report["subject"] == "pair"
+    assert [row["tokens"] for row in report["rows"]] == [16, 40]
+    for row in report["rows"]:
+        assert row["applied"] == 3 and row["fallbacks"] == {}
+        assert 0 < row["p50_seconds"] <= row["p90_seconds"] <= row["p99_seconds"]
+        assert row["bytes_per_second"] == pytest.approx(row["bytes"] / row["p50_seconds"])
+        assert 0 < row["stage_p50_seconds"]["map"] < row["p50_seconds"]
+    assert report["rows"][1]["bytes"] > report["rows"][0]["bytes"] > 0
+
+
+def test_bench_says_why_nothing_was_applied(server):
+    assert run("routes", "set", "pair", "--server", server.address, "--stage", "off").returncode == 0
+    done, report = bench("--server", server.address, "--route", "pair", "--tokens", "16,40")
+    assert done.returncode == 1 and "16 tokens: route_disabled: " in done.stderr
+    assert [row["fallbacks"] for row in report["rows"]] == [{"route_disabled": 1}] * 2
+    assert [row["p50_seconds"] for row in report["rows"]] == [0, 0]
+    assert bench("--server", server.address, "--route", "nowhere")[0].returncode == 3
+
+
+def test_bench_compares_with_a_baseline(tmp_path):
+    file = tmp_path / "base.json"
+    done, _ = bench(*LOCALLY, "--tokens", "16,40", "--output", str(file))
+    assert done.returncode == 0, done.stderr
+    base = json.loads(file.read_text())
+    before = {row["tokens"]: row["p50_seconds"] for row in base["rows"]}
+
+    def against(scale: float, *more: str, **changed) -> tuple[subprocess.CompletedProcess[str], dict]:
+        rows = [{**row, "p50_seconds": row["p50_seconds"] * scale} for row in base["rows"]]
+        file.write_text(json.dumps({**base, "rows": rows, **changed}))
+        return bench(*LOCALLY, "--tokens", "40,80", "--baseline", str(file), *more)
+
+    done, report = against(1000)
+    assert done.returncode == 0 and report["baseline"]["slower"] is False
+    (row,) = report["baseline"]["rows"]  # 16 and 80 were measured once
+    assert row["tokens"] == 40
+    now = {row["tokens"]: row["p50_seconds"] for row in report["rows"]}[40]
+    assert row["p50_ratio"] == pytest.approx(now / (before[40] * 1000))
+    done, report = against(0.001)
+    assert done.returncode == 1 and report["baseline"]["slower"] is True
+    assert against(0.001, "--fail-if-slower", "10000000%")[0].returncode == 2
+    assert against(0.001, "--fail-if-slower", "900000%")[0].returncode == 0
+    done, report = against(1000, backend="abacus")
+    assert "the baseline is of another backend: abacus, now " in done.stderr
+    assert run("bench", *LOCALLY, "--tokens", "40", "--repetitions", "1", "--baseline", str(file)).returncode == 0
+
+
+def test_a_baseline_that_cannot_be_used_is_refused_first(tmp_path):
+    file = tmp_path / "base.json"
+    for content, expected in (
+        (None, f"--baseline: {file}: "),
+        ("{}", "schema"),
+        ('{"schema": "kvbridge.plan/v1"}', "expected kvbridge.bench/v1"),
+    ):
+        if content is not None:
+            file.write_text(content)
+        done, _ = bench("--artifact", "nowhere", "--baseline", str(file))
+        assert done.returncode == 3 and expected in done.stderr, done.stderr
+    for percent in ("10", "-1%", "x%"):
+        assert bench(*LOCALLY, "--baseline", str(file), "--fail-if-slower", percent)[0].returncode == 2
+    assert bench(*LOCALLY, "--fail-if-slower", "10%")[0].returncode == 2
+    assert bench(*LOCALLY, "--tokens", "0")[0].returncode == 2
+
+
+def test_bench_shows_how_far_it_is_and_stops_when_interrupted(server):
+    running = subprocess.Popen(
+        [binary("KVBRIDGE_CLI"), "bench", "--server", server.address, "--route", "pair", "--tokens", "16",
+         "--repetitions", "1000000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert re.fullmatch(r"16 tokens, \d+ of 1000000: \d+ s\n", running.stderr.readline())
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=30) == 130
+        assert running.stdout.read() == ""
+    finally:
+        running.kill()
 
 
 # --- getting in
