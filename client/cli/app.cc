@@ -383,10 +383,11 @@ void AddUsage(CLI::App& root, Flags& flags) {
   CLI::App* man = AddCommand(
       root, flags, "man", "Manual page of a command: | man -l -",
       [&m, &root](const Output& output) { return RunMan(m, usage::Describe(root), output); });
-  CLI::Option* command = man->add_option("command", m.command, "Words of the command");
+  CLI::Option* page = man->add_option("page", m.page, "Its name, such as kvbridge-routes-set")
+                          ->capture_default_str();
   man->add_option("--dir", m.dir, "Write the pages of all commands into a folder")
       ->type_name(usage::kFolder)
-      ->excludes(command);
+      ->excludes(page);
   CompletionFlags& c = flags.completion;
   CLI::App* completion =
       AddCommand(root, flags, "completion", "Script by which a shell completes kvbridge",

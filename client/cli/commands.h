@@ -154,8 +154,8 @@ absl::StatusOr<ExitCode> RunReport(const ReportFlags& flags, const Output& outpu
 absl::StatusOr<ExitCode> RunVersion(const Output& output);
 
 struct ManFlags {
-  std::vector<std::string> command;  // the words that name it; none = kvbridge itself
-  std::string dir;                   // or all pages, into this folder
+  std::string page = "kvbridge";
+  std::string dir;  // or all pages, into this folder
 };
 absl::StatusOr<ExitCode> RunMan(const ManFlags& flags, const usage::CommandTree& tree,
                                 const Output& output);

@@ -45,14 +45,12 @@ absl::StatusOr<ExitCode> RunMan(const ManFlags& flags, const usage::CommandTree&
     }));
     return ExitCode::kOk;
   }
-  std::vector<std::string> words = {tree.name};
-  words.insert(words.end(), flags.command.begin(), flags.command.end());
-  const std::string file = absl::StrCat(absl::StrJoin(words, "-"), ".1");
+  const std::string file = absl::StrCat(flags.page, ".1");
   const auto page = std::find_if(pages.begin(), pages.end(),
                                  [&file](const usage::ManPage& p) { return p.file == file; });
   if (page == pages.end()) {
     return absl::NotFoundError(
-        absl::StrCat("command: expected one of kvbridge, got ", absl::StrJoin(flags.command, " ")));
+        absl::StrCat("page: expected one that kvbridge man names, got ", flags.page));
   }
   KVB_RETURN_IF_ERROR(
       output.Emit({{"schema", "kvbridge.man/v1"}, {"file", page->file}, {"text", page->text}},

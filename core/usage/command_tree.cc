@@ -37,7 +37,7 @@ Parameter ReadParameter(const CLI::Option& option) {
     parameter.names.push_back(absl::StrCat("--", name));
   }
   if (parameter.names.empty()) parameter.names.push_back(option.get_name(/*positional=*/true));
-  if (option.get_type_size() > 0) ReadType(option.get_type_name(), &parameter);
+  if (option.get_items_expected_max() > 0) ReadType(option.get_type_name(), &parameter);
   parameter.preset = option.get_default_str();
   parameter.help = option.get_description();
   parameter.group = option.get_group();
