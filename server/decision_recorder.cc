@@ -15,7 +15,8 @@ void DecisionRecorder::Decided(const engine::Decision& decision, const DecisionC
   const bool cancelled = decision.reason == guard::Reason::kCancelled;
   if (context.attempt != nullptr) context.attempt->Ended(ResultOf(decision));
   if (decision.applied() && decision.shadow_selected) {
-    reports_.Expect(context.request_id, context.pair);
+    const auto forgotten = reports_.Expect(context.request_id, context.pair);
+    if (forgotten.has_value()) metrics_.operations().QualitySkipped(metrics_.Pair(*forgotten));
   }
   metrics::TransferSample sample{.pair = context.pair,
                                  .outcome = std::string(OutcomeLabel(decision)),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -19,7 +20,8 @@ class ExpectedReports {
   // The oldest is forgotten when a new one comes to a full list.
   static constexpr size_t kCapacity = 4096;
 
-  void Expect(const std::string& request_id, const std::string& pair);
+  // The pair of the transfer that is forgotten for it, unreported.
+  std::optional<std::string> Expect(const std::string& request_id, const std::string& pair);
   // False when none is expected; true only once.
   bool Take(const std::string& request_id, absl::string_view pair);
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "core/artifact/fit_r2.h"
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
@@ -237,6 +238,7 @@ void RouteTable::Report(const Route& route, const store::LoadedMapper& loaded) c
   route.watch->Judge(loaded.provenance, route.policy.native_tail);
   const mapper::Mapper& mapper = loaded.mapper();
   const std::string artifact = mapper.digest.substr(0, 12);
+  const artifact::FitR2 fit = artifact::FitR2Of(loaded.provenance);
   const artifact::Verdict verdict = loaded.provenance.verdict();
   deps_.metrics->ArtifactResident(
       {.pair = name,
@@ -244,7 +246,9 @@ void RouteTable::Report(const Route& route, const store::LoadedMapper& loaded) c
        .source = mapper.source.identity.model_id,
        .target = mapper.target.identity.model_id,
        .dtype = loaded.resident->precision() == device::Precision::kBf16 ? "bf16" : "f32",
-       .bytes = loaded.resident->resident_bytes()});
+       .bytes = loaded.resident->resident_bytes(),
+       .keys = {fit.keys.min, fit.keys.mean},
+       .values = {fit.values.min, fit.values.mean}});
   deps_.log->Info("artifact is resident", {{"pair", name},
                                            {"artifact", artifact},
                                            {"verdict", std::string(artifact::Name(verdict))},

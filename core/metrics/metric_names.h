@@ -61,6 +61,9 @@ inline constexpr MetricSpec kArtifactLoadDuration{"kvbridge_artifact_load_durati
                                                   "Seconds to load, verify and self-test."};
 inline constexpr MetricSpec kArtifactBytes{"kvbridge_artifact_bytes", MetricType::kGauge, "pair",
                                            "Bytes of the resident artifact; 0 when none is."};
+inline constexpr MetricSpec kArtifactFitR2{
+    "kvbridge_artifact_fit_r2", MetricType::kGauge, "pair,tensor,stat",
+    "R2 of the resident artifact's fit over its target layers; NaN where it says nothing."};
 inline constexpr MetricSpec kUnprovenRoutes{
     "kvbridge_unproven_routes", MetricType::kGauge, "pair",
     "1 when the route may serve an artifact without passing evidence."};
@@ -70,6 +73,11 @@ inline constexpr MetricSpec kMemoryPoolUsed{"kvbridge_memory_pool_used_bytes", M
 inline constexpr MetricSpec kMemoryPoolLimit{"kvbridge_memory_pool_limit_bytes", MetricType::kGauge,
                                              "pool",
                                              "Bytes that transfers may reserve; shm: of regions."};
+inline constexpr MetricSpec kDeviceInfo{"kvbridge_device_info", MetricType::kGauge, "device,kind",
+                                        "1 per device that maps, and what it is."};
+inline constexpr MetricSpec kDeviceErrors{"kvbridge_device_errors_total", MetricType::kCounter,
+                                          "device,kind",
+                                          "Transfers that a device failed: oom, error."};
 inline constexpr MetricSpec kPlans{"kvbridge_plans_total", MetricType::kCounter, "result",
                                    "Plan calls by answer."};
 inline constexpr MetricSpec kState{"kvbridge_state", MetricType::kGauge, "state",
@@ -93,9 +101,9 @@ inline constexpr MetricSpec kCircuitState{"kvbridge_route_circuit_state", Metric
 inline constexpr MetricSpec kCircuitOpened{"kvbridge_route_circuit_opened_total",
                                            MetricType::kCounter, "pair",
                                            "Times that the circuit breaker opened."};
-inline constexpr MetricSpec kQualityProbes{"kvbridge_quality_probes_total", MetricType::kCounter,
-                                           "pair,result",
-                                           "Reports of quality by what became of them."};
+inline constexpr MetricSpec kQualityProbes{
+    "kvbridge_quality_probes_total", MetricType::kCounter, "pair,result",
+    "Reports of quality that were asked for, or came, by what became of them."};
 inline constexpr MetricSpec kQualityKl{"kvbridge_quality_probe_kl_nats", MetricType::kHistogram,
                                        "pair", "Mean KL of one report, nats."};
 inline constexpr MetricSpec kQualityThreshold{
@@ -105,8 +113,10 @@ inline constexpr MetricSpec kStepBacks{"kvbridge_route_step_backs_total", Metric
                                        "pair", "Stages that the route was taken back by itself."};
 inline constexpr MetricSpec kEvents{"kvbridge_events_total", MetricType::kCounter, "sink,result",
                                     "Decision events by what became of them."};
-inline constexpr MetricSpec kEventsDropped{"kvbridge_events_dropped_total", MetricType::kCounter,
-                                           "sink", "Decision events lost to a full queue."};
+inline constexpr MetricSpec kEventsDropped{
+    "kvbridge_events_dropped_total", MetricType::kCounter, "sink",
+    "Decision events and log lines lost: a full queue, or no "
+    "room where they go."};
 inline constexpr MetricSpec kSeriesOverflow{
     "kvbridge_metric_series_overflow_total", MetricType::kCounter, "metric",
     "Pairs that were folded into `_other` because 64 have series of their own."};
@@ -151,9 +161,12 @@ inline constexpr MetricSpec kAllMetrics[] = {kBuildInfo,
                                              kArtifactLoads,
                                              kArtifactLoadDuration,
                                              kArtifactBytes,
+                                             kArtifactFitR2,
                                              kUnprovenRoutes,
                                              kMemoryPoolUsed,
                                              kMemoryPoolLimit,
+                                             kDeviceInfo,
+                                             kDeviceErrors,
                                              kPlans,
                                              kState,
                                              kConfigReloadSuccessful,

@@ -34,7 +34,7 @@ OperationMetrics::OperationMetrics(prometheus::Registry* registry)
 void OperationMetrics::AddPair(const std::string& pair) {
   CircuitIs(pair, kCircuitStates[0]);
   circuits_opened_.Add({{"pair", pair}});
-  for (const char* result : {"pass", "reject", "error"}) {
+  for (const char* result : {"pass", "reject", "error", "skipped"}) {
     quality_probes_.Add({{"pair", pair}, {"result", result}});
   }
   quality_kl_.Add({{"pair", pair}}, kKlBuckets);
@@ -78,6 +78,10 @@ void OperationMetrics::CircuitOpened(const std::string& pair) {
 void OperationMetrics::QualityReported(const std::string& pair, bool within, double kl_nats) {
   quality_probes_.Add({{"pair", pair}, {"result", within ? "pass" : "reject"}}).Increment();
   quality_kl_.Add({{"pair", pair}}, kKlBuckets).Observe(kl_nats);
+}
+
+void OperationMetrics::QualitySkipped(const std::string& pair) {
+  quality_probes_.Add({{"pair", pair}, {"result", "skipped"}}).Increment();
 }
 
 void OperationMetrics::QualityRefused(const std::string& pair) {

@@ -35,6 +35,8 @@ class OperationMetrics {
                  absl::string_view state);  // "closed", "open", "half_open"
   void CircuitOpened(const std::string& pair);
   void QualityReported(const std::string& pair, bool within, double kl_nats);
+  // One that was asked for, and did not come.
+  void QualitySkipped(const std::string& pair);
   // A report that was not counted.
   void QualityRefused(const std::string& pair);
   void QualityThreshold(const std::string& pair, double nats);

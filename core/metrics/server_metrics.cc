@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include <prometheus/text_serializer.h>
 
@@ -23,6 +24,7 @@ constexpr const char* kOutcomes[] = {kApplied, "fallback_reprefill", kUnsupporte
 // kUnsupported has none: nothing was done that could take time.
 constexpr size_t kCommonOutcomes = 2;
 constexpr const char* kStages[] = {"queue", "ingress", "strip_rope", "map", "guard", "egress"};
+constexpr const char* kCpu = "cpu";  // the one device
 constexpr const char* kStates[] = {"starting", "ready", "degraded", "draining"};
 constexpr const char* kLoadResults[] = {"ok", "integrity", "incompatible", "io"};
 
@@ -67,7 +69,9 @@ ServerMetrics::ServerMetrics(Options options)
       artifact_loads_(AddCounter(kArtifactLoads, registry_)),
       artifact_load_duration_(AddHistogram(kArtifactLoadDuration, registry_)),
       artifact_bytes_(AddGauge(kArtifactBytes, registry_)),
+      artifact_fit_r2_(AddGauge(kArtifactFitR2, registry_)),
       unproven_routes_(AddGauge(kUnprovenRoutes, registry_)),
+      device_errors_(AddCounter(kDeviceErrors, registry_)),
       plans_(AddCounter(kPlans, registry_)),
       state_(AddGauge(kState, registry_)),
       events_(AddCounter(kEvents, registry_)),
@@ -106,6 +110,7 @@ void ServerMetrics::AddPair(const std::string& pair) {
   }
   artifact_load_duration_.Add({{"pair", pair}}, kLoadBuckets);
   artifact_bytes_.Add({{"pair", pair}});
+  FitIs(pair, {});
   operations_.AddPair(pair);
 }
 
@@ -134,10 +139,12 @@ void ServerMetrics::InitClosedLists(const Options& options) {
   memory_limit.Add({{"pool", "shm"}}).Set(static_cast<double>(options.shm_limit_bytes));
   for (const char* stage : kStages) stage_duration_.Add({{"stage", stage}}, latency_buckets_);
   for (const char* direction : {"in", "out"}) {
-    for (const char* transport : {"inline", "shm"}) {
+    for (const char* transport : {"inline", "shm", "ucx"}) {
       payload_bytes_.Add({{"direction", direction}, {"transport", transport}});
     }
   }
+  AddGauge(kDeviceInfo, registry_).Add({{"device", kCpu}, {"kind", options.backend}}).Set(1);
+  for (const char* kind : {"oom", "error"}) device_errors_.Add({{"device", kCpu}, {"kind", kind}});
   for (const char* result : {"worth_it", "not_worth_it"}) plans_.Add({{"result", result}});
   for (const char* state : kStates) state_.Add({{"state", state}});
   for (const char* sink : {"log", "watch"}) events_.Add({{"sink", sink}, {"result", "ok"}});
@@ -167,9 +174,12 @@ void ServerMetrics::TransferEnded(const TransferSample& sample) {
         .Observe(absl::ToDoubleSeconds(sample.duration));
   }
   transfer_tokens_.Add({{"pair", pair}}, kTokenBuckets).Observe(static_cast<double>(sample.tokens));
-  if (!sample.reason.empty()) {
+  if (absl::string_view reason = sample.reason; !reason.empty()) {
     fallbacks_.Add({{"pair", pair}, {"reason", sample.reason}, {"class", sample.reason_class}})
         .Increment();
+    if (absl::ConsumePrefix(&reason, "device_")) {
+      device_errors_.Add({{"device", kCpu}, {"kind", std::string(reason)}}).Increment();
+    }
   }
   if (sample.outcome == kApplied) {
     avoided_tokens_.Add({{"pair", pair}}).Increment(static_cast<double>(sample.covered_tokens));
@@ -201,6 +211,7 @@ void ServerMetrics::ArtifactResident(const ArtifactSample& sample) {
   ArtifactGone(sample.pair);
   const std::string pair = Pair(sample.pair);
   artifact_bytes_.Add({{"pair", pair}}).Set(static_cast<double>(sample.bytes));
+  FitIs(pair, sample);
   base::MutexLock lock(&mutex_);
   Gauge& info = artifact_info_.Add({{"pair", pair},
                                     {"artifact", sample.artifact},
@@ -214,11 +225,20 @@ void ServerMetrics::ArtifactResident(const ArtifactSample& sample) {
 void ServerMetrics::ArtifactGone(absl::string_view name) {
   const std::string pair = Pair(name);
   artifact_bytes_.Add({{"pair", pair}}).Set(0);
+  FitIs(pair, {});
   base::MutexLock lock(&mutex_);
   const auto it = artifact_series_.find(pair);
   if (it == artifact_series_.end()) return;
   artifact_info_.Remove(it->second);
   artifact_series_.erase(it);
+}
+
+void ServerMetrics::FitIs(const std::string& pair, const ArtifactSample& sample) {
+  for (const auto& [tensor, fit] : {std::pair("key", sample.keys), {"value", sample.values}}) {
+    for (const auto& [stat, value] : {std::pair("min", fit.min), {"mean", fit.mean}}) {
+      artifact_fit_r2_.Add({{"pair", pair}, {"tensor", tensor}, {"stat", stat}}).Set(value);
+    }
+  }
 }
 
 void ServerMetrics::UnprovenAllowed(absl::string_view pair, bool allowed) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -67,6 +68,13 @@ struct ArtifactSample {
   std::string target;
   std::string dtype;
   uint64_t bytes = 0;
+  // R2 of its fit over the target layers, as it says itself; NaN where it says nothing.
+  struct Fit {
+    double min = std::numeric_limits<double>::quiet_NaN();
+    double mean = std::numeric_limits<double>::quiet_NaN();
+  };
+  Fit keys;
+  Fit values;
 };
 
 // Read at each scrape.
@@ -99,7 +107,7 @@ class ServerMetrics {
   ServerMetrics& operator=(const ServerMetrics&) = delete;
 
   void TransferEnded(const TransferSample& sample);
-  // `direction`: "in", "out"; `transport`: "inline", "shm".
+  // `direction`: "in", "out"; `transport`: "inline", "shm", "ucx".
   void PayloadMoved(absl::string_view direction, absl::string_view transport, int64_t bytes);
   void Planned(bool worth_it);
   // `result`: "ok", "integrity", "incompatible", "io".
@@ -126,6 +134,7 @@ class ServerMetrics {
   using Family = prometheus::Family<T>;
 
   void InitPair(const std::string& pair);
+  void FitIs(const std::string& pair, const ArtifactSample& sample);
   void InitClosedLists(const Options& options);
 
   const std::vector<double> latency_buckets_;
@@ -148,7 +157,9 @@ class ServerMetrics {
   Family<prometheus::Counter>& artifact_loads_;
   Family<prometheus::Histogram>& artifact_load_duration_;
   Family<prometheus::Gauge>& artifact_bytes_;
+  Family<prometheus::Gauge>& artifact_fit_r2_;
   Family<prometheus::Gauge>& unproven_routes_;
+  Family<prometheus::Counter>& device_errors_;
   Family<prometheus::Counter>& plans_;
   Family<prometheus::Gauge>& state_;
   Family<prometheus::Counter>& events_;

@@ -1,5 +1,8 @@
 #include "server/expected_reports.h"
 
+#include <string>
+#include <vector>
+
 #include "gtest/gtest.h"
 
 namespace kvbridge::server {
@@ -20,6 +23,19 @@ TEST(ExpectedReportsTest, ARequestThatIsTriedAgainMayBeReportedAgain) {
   EXPECT_TRUE(reports.Take("a", "pair"));
   reports.Expect("a", "pair");
   EXPECT_TRUE(reports.Take("a", "pair"));
+}
+
+TEST(ExpectedReportsTest, WhoIsForgottenIsToldUnlessItHadReported) {
+  ExpectedReports reports;
+  reports.Expect("silent", "a");
+  reports.Expect("told", "b");
+  EXPECT_TRUE(reports.Take("told", "b"));
+  std::vector<std::string> forgotten;
+  for (size_t i = 0; i < ExpectedReports::kCapacity; ++i) {
+    const auto pair = reports.Expect(std::to_string(i), "c");
+    if (pair.has_value()) forgotten.push_back(*pair);
+  }
+  EXPECT_EQ(forgotten, std::vector<std::string>{"a"});
 }
 
 TEST(ExpectedReportsTest, TheOldestIsForgottenFirst) {
