@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include <CLI/CLI.hpp>
 #include <malloc.h>
 #include <nlohmann/json.hpp>

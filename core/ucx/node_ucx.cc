@@ -5,8 +5,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/status_macros.h"
 #include "core/crypto/token.h"
@@ -218,7 +218,7 @@ void UcxNode::Accept(ucp_conn_request_h request) {
   });
   if (!connection.ok()) return;
   *endpoint = (*connection)->endpoint();
-  strangers_.emplace(*endpoint, Stranger{*std::move(connection), absl::Now()});
+  strangers_.emplace(*endpoint, Stranger{*std::move(connection), base::SteadyNow()});
 }
 
 ucs_status_t UcxNode::OnMessage(absl::string_view bytes, void* announced, size_t size,
@@ -269,7 +269,7 @@ void UcxNode::Hangup(ucp_ep_h endpoint, absl::string_view why) {
 
 // Lets go of what is finished, and of whoever has been silent for too long.
 bool UcxNode::Tick() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = base::SteadyNow();
   for (const auto& outbox : outboxes_) outbox->CheckTimeout(now, options_.timeout);
   outboxes_.remove_if([](const auto& outbox) { return outbox->finished(); });
   std::erase_if(strangers_,

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
+#include "core/base/clock.h"
 #include "core/ucx/frame.h"
 #include "core/ucx/status.h"
 
@@ -28,7 +28,7 @@ void OutboxCore::Send(const std::string& head, std::span<const std::byte> payloa
       {.core = this,
        .header = EncodeHeader({.token = token_, .sequence = sequence_++, .head = head}),
        .bytes = payload.size(),
-       .since = absl::Now(),
+       .since = base::SteadyNow(),
        .on_sent = std::move(on_sent)});
   const auto frame = std::prev(under_way_.end());
   frame->self = frame;

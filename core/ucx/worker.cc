@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <ucs/config/global_opts.h>
 #include <ucs/debug/debug.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/base/status_macros.h"
 #include "core/ucx/status.h"
 
@@ -111,7 +111,7 @@ void Worker::Run() {
   absl::Time give_up = absl::InfiniteFuture();
   for (;;) {
     const bool ran = RunPosted();
-    const absl::Time now = absl::Now();
+    const absl::Time now = base::SteadyNow();
     if (ran || now >= next_tick_) Tick(now);
     if (ucp_worker_progress(worker_) != 0 || ran) continue;
     if (stop_) {

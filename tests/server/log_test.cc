@@ -15,6 +15,7 @@ namespace {
 class FakeClock final : public base::Clock {
  public:
   absl::Time Now() const override { return now; }
+  absl::Time WallNow() const override { return now; }
   absl::Time now = absl::FromUnixMillis(1700000000123);
 };
 

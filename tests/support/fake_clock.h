@@ -13,6 +13,7 @@ namespace kvbridge::test {
 class FakeClock final : public base::Clock {
  public:
   absl::Time Now() const override { return absl::FromUnixNanos(nanos_.load()); }
+  absl::Time WallNow() const override { return Now(); }
   void Advance(absl::Duration d) { nanos_.fetch_add(absl::ToInt64Nanoseconds(d)); }
 
  private:
