@@ -48,18 +48,12 @@ absl::StatusOr<std::unique_ptr<AdminHttp>> AdminHttp::Start(const std::string& h
   const bool v6 = absl::StrContains(host, ":");
   const std::string where = v6 ? absl::StrCat("[", host, "]:", port)
                                : absl::StrCat(host == "localhost" ? "127.0.0.1" : host, ":", port);
-  // No document root: nothing is ever read from disk.
-  const char* options[] = {"listening_ports",
-                           where.c_str(),
-                           "num_threads",
-                           "4",
-                           "request_timeout_ms",
-                           "10000",
-                           "enable_keep_alive",
-                           "yes",
-                           "keep_alive_timeout_ms",
-                           "5000",
-                           nullptr};
+  // A connection holds a thread until it has said all it wants and taken the answer: one request
+  // each, and little time, so that clients that hang don't keep probes waiting. No document root:
+  // nothing is ever read from disk.
+  const char* options[] = {
+      "listening_ports",   where.c_str(), "num_threads", "32", "request_timeout_ms", "2000",
+      "enable_keep_alive", "no",          nullptr};
   mg_callbacks callbacks{};
   callbacks.begin_request = &AdminHttp::Handle;
   callbacks.log_message = &KeepComplaint;

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "server/grpc_time.h"
 #include "server/tenant.h"
 
 namespace kvbridge::server {
@@ -16,12 +17,6 @@ using guard::Reason;
 using guard::Refusal;
 
 constexpr size_t kMaxRequestId = 128;  // of what is logged when the request was refused for it
-
-std::string TraceOf(const grpc::CallbackServerContext& context) {
-  const auto it = context.client_metadata().find("traceparent");
-  if (it == context.client_metadata().end()) return "";
-  return TraceIdOf({it->second.data(), it->second.size()});
-}
 
 // Moves the refusal out of `from`, or its value to `to`.
 template <typename T>
@@ -94,31 +89,24 @@ std::optional<Refusal> OpenTarget(const TransferEnv& env, TransferInput& input,
 
 }  // namespace
 
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
-  const auto deadline = context.deadline();
-  return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
-                                                                  : absl::FromChrono(deadline);
-}
-
-DecisionContext AboutTransfer(const v1::TransferHeader& header,
-                              const grpc::CallbackServerContext& context) {
+DecisionContext AboutTransfer(const v1::TransferHeader& header, TraceContext trace) {
   return {.request_id = header.request_id().substr(0, kMaxRequestId),
           .pair = std::string(metrics::kOtherPair),
-          .trace_id = TraceOf(context),
+          .trace = std::move(trace),
           .tokens = std::max<int64_t>(0, header.source_selection().tokens())};
 }
 
 std::variant<BegunTransfer, engine::Decision> BeginTransfer(
     const TransferEnv& env, const grpc::CallbackServerContext& context,
     const v1::TransferHeader& header, DecisionContext* about) {
-  *about = AboutTransfer(header, context);
+  *about = AboutTransfer(header, std::move(about->trace));
   guard::TransferSpec unread;
   unread.route = header.route().substr(0, kMaxRequestId);
   unread.token_ids_sha256 = header.source_selection().token_ids_sha256();
   if (env.draining->load()) {
     return engine::Refused(Fallback(Reason::kDraining, "the server is shutting down"), unread);
   }
-  auto input = ToTransferInput(header, DeadlineOf(context));
+  auto input = ToTransferInput(header, FromGrpcTime(*env.clock, context.deadline()));
   if (!input.ok()) {
     return engine::Refused(Fallback(Reason::kInvalidRequest, input.status().message()), unread);
   }

@@ -48,12 +48,10 @@ struct BegunTransfer {
 };
 
 // What is known of a call before its header was understood.
-DecisionContext AboutTransfer(const v1::TransferHeader& header,
-                              const grpc::CallbackServerContext& context);
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context);
+DecisionContext AboutTransfer(const v1::TransferHeader& header, TraceContext trace);
 
-// Nothing is held when it answers a decision. Fills `about` in, but for the time. Any thread;
-// blocks for nothing but a few hundred pages' worth of zeroing.
+// Nothing is held when it answers a decision. Fills `about` in, but for its trace and time. Any
+// thread; blocks for nothing but a few hundred pages' worth of zeroing.
 std::variant<BegunTransfer, engine::Decision> BeginTransfer(
     const TransferEnv& env, const grpc::CallbackServerContext& context,
     const v1::TransferHeader& header, DecisionContext* about);

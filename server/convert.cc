@@ -561,23 +561,9 @@ v1::DecisionEvent ToEvent(const engine::Decision& decision, const DecisionContex
         absl::ToDoubleMilliseconds(decision.stages[i]);
   }
   event.set_total_ms(absl::ToDoubleMilliseconds(context.total));
-  event.set_trace_id(context.trace_id);
+  event.set_trace_id(context.trace.trace_id);
+  event.set_span_id(context.trace.span_id);
   return event;
-}
-
-// version "-" trace id "-" parent id "-" flags, lower-case hexadecimal (W3C Trace Context).
-std::string TraceIdOf(absl::string_view traceparent) {
-  constexpr absl::string_view kShape = "xx-xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx-xxxxxxxxxxxxxxxx-xx";
-  constexpr size_t kIdBegin = 3;
-  constexpr size_t kIdSize = 32;
-  if (traceparent.size() != kShape.size() || traceparent.substr(0, 2) == "ff") return "";
-  for (size_t i = 0; i < kShape.size(); ++i) {
-    const char c = traceparent[i];
-    const bool hex = absl::ascii_isdigit(c) || (c >= 'a' && c <= 'f');
-    if (kShape[i] == '-' ? c != '-' : !hex) return "";
-  }
-  const absl::string_view id = traceparent.substr(kIdBegin, kIdSize);
-  return id.find_first_not_of('0') == absl::string_view::npos ? "" : std::string(id);
 }
 
 }  // namespace kvbridge::server

@@ -29,6 +29,7 @@
 #include "kvbridge/v1/plan.pb.h"
 #include "kvbridge/v1/transfer.pb.h"
 #include "server/pooled_cache.h"
+#include "server/trace_context.h"
 
 namespace kvbridge::server {
 
@@ -87,7 +88,7 @@ struct DecisionContext {
   std::shared_ptr<RouteTry> attempt;  // null: the transfer was not tried
   std::string request_id;
   std::string pair;
-  std::string trace_id;
+  TraceContext trace;
   int64_t tokens = 0;
   absl::string_view source_transport = kInline;
   absl::string_view target_transport = kInline;
@@ -96,8 +97,5 @@ struct DecisionContext {
 };
 v1::DecisionEvent ToEvent(const engine::Decision& decision, const DecisionContext& context);
 v1::RouteEvent ToEvent(const RouteChange& change, absl::Time time);
-
-// The trace id of a W3C traceparent header; empty unless it is well-formed.
-std::string TraceIdOf(absl::string_view traceparent);
 
 }  // namespace kvbridge::server

@@ -35,6 +35,7 @@ nlohmann::json EventFields(const v1::DecisionEvent& event) {
     fields["detail"] = event.detail();
   }
   if (!event.trace_id().empty()) fields["trace_id"] = event.trace_id();
+  if (!event.span_id().empty()) fields["span_id"] = event.span_id();
   return fields;
 }
 

@@ -1,8 +1,9 @@
 #include "server/log.h"
 
 #include "absl/strings/str_cat.h"
-#include <spdlog/sinks/stdout_sinks.h>
 #include <unistd.h>
+
+#include "server/log_sink.h"
 
 namespace kvbridge::server {
 namespace {
@@ -36,7 +37,9 @@ Log::Options Log::ToStderr(absl::string_view level, absl::string_view format) {
   Options options;
   options.level = spdlog::level::from_str(std::string(level));
   options.json = format == "json" || (format == "auto" && isatty(STDERR_FILENO) == 0);
-  options.sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  const auto sink = std::make_shared<LogSink>(STDERR_FILENO);
+  options.sink = sink;
+  options.lost = [sink] { return sink->lost(); };
   return options;
 }
 
@@ -45,7 +48,7 @@ void Log::SetLevel(absl::string_view level) {
 }
 
 Log::Log(const Options& options, const base::Clock* clock)
-    : json_(options.json), clock_(clock), logger_("kvbridged", options.sink) {
+    : json_(options.json), clock_(clock), lost_(options.lost), logger_("kvbridged", options.sink) {
   logger_.set_pattern("%v");
   logger_.set_level(options.level);
   logger_.flush_on(spdlog::level::warn);
@@ -64,7 +67,7 @@ void Log::Error(absl::string_view msg, Fields fields) {
   Write(spdlog::level::err, msg, std::move(fields));
 }
 void Log::Event(absl::string_view msg, Fields fields) {
-  Emit(spdlog::level::info, msg, std::move(fields), clock_->Now());
+  Emit(spdlog::level::info, msg, std::move(fields));
 }
 
 void Log::Write(spdlog::level::level_enum level, absl::string_view msg, Fields fields) {
@@ -84,11 +87,11 @@ void Log::Write(spdlog::level::level_enum level, absl::string_view msg, Fields f
     }
     ++repeats.written;
   }
-  Emit(level, msg, std::move(fields), now);
+  Emit(level, msg, std::move(fields));
 }
 
-void Log::Emit(spdlog::level::level_enum level, absl::string_view msg, Fields fields,
-               absl::Time now) {
+void Log::Emit(spdlog::level::level_enum level, absl::string_view msg, Fields fields) {
+  const absl::Time now = clock_->WallNow();
   std::string line;
   if (json_) {
     fields["ts"] = Timestamp(now);

@@ -6,10 +6,12 @@
 // line is serialised first and spdlog only writes it. A message that repeats more than kBurst times
 // a second is held back and counted in the next line of its kind ("suppressed").
 //
-// Thread contract: every method may be called from any thread. A line may block on a slow stderr:
-// transfers report through EventLog instead.
+// Thread contract: every method may be called from any thread. A line may wait a moment for a slow
+// stderr: transfers report through EventLog instead.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,6 +37,8 @@ class Log {
     spdlog::level::level_enum level = spdlog::level::info;
     bool json = true;
     spdlog::sink_ptr sink;
+    // Lines that the sink could not write.
+    std::function<uint64_t()> lost = [] { return uint64_t{0}; };
   };
   // `level` and `format` are the configuration's words; "auto" is text when stderr is a terminal.
   static Options ToStderr(absl::string_view level, absl::string_view format);
@@ -53,6 +57,7 @@ class Log {
 
   void SetLevel(absl::string_view level);  // as ToStderr
   void Flush() { logger_.flush(); }
+  uint64_t lost() const { return lost_(); }
 
  private:
   struct Repeats {
@@ -62,10 +67,11 @@ class Log {
   };
 
   void Write(spdlog::level::level_enum level, absl::string_view msg, Fields fields);
-  void Emit(spdlog::level::level_enum level, absl::string_view msg, Fields fields, absl::Time now);
+  void Emit(spdlog::level::level_enum level, absl::string_view msg, Fields fields);
 
   const bool json_;
   const base::Clock* const clock_;
+  const std::function<uint64_t()> lost_;
   spdlog::logger logger_;
   base::Mutex mutex_;
   std::map<std::string, Repeats, std::less<>> repeats_ ABSL_GUARDED_BY(mutex_);  // at most 256

@@ -7,6 +7,7 @@
 #include "server/admin_service.h"
 #include "server/convert.h"
 #include "server/grpc_status.h"
+#include "server/grpc_time.h"
 #include "server/tenant.h"
 
 namespace kvbridge::server {
@@ -80,7 +81,7 @@ void MemorySession::OnWriteDone(bool ok) {
 
 void MemorySession::SetAlarm() {
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(absl::ToChronoTime(heard_ + env_.registry->lease()),
+  alarm_->Set(ToGrpcTime(*env_.clock, heard_ + env_.registry->lease()),
               [weak = weak_from_this()](bool fired) {
                 const auto self = weak.lock();
                 if (self != nullptr && fired) self->OnAlarm();

@@ -11,6 +11,7 @@
 #include "core/base/file.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
 #include "server/grpc_status.h"
+#include "server/grpc_time.h"
 #include "server/tenant.h"
 
 namespace kvbridge::server {
@@ -36,10 +37,10 @@ std::string PushAddress(const std::string& told, const std::string& peer_uri) {
 
 std::shared_ptr<RelaySession> RelaySession::Create(const TransferEnv& env,
                                                    grpc::CallbackServerContext* context,
-                                                   Stream* stream,
-                                                   const v1::TransferHeader& header) {
+                                                   Stream* stream, const v1::TransferHeader& header,
+                                                   const TraceContext& trace) {
   return std::shared_ptr<RelaySession>(
-      new RelaySession(env, context, stream, AboutTransfer(header, *context)));
+      new RelaySession(env, context, stream, AboutTransfer(header, trace)));
 }
 
 void RelaySession::Start(const v1::TransferHeader& header) {
@@ -68,7 +69,7 @@ std::optional<Refusal> RelaySession::Open(const v1::TransferHeader& header) {
                     absl::StrCat("peer: expected one of [",
                                  absl::StrJoin(env_.peers->names(), ", "), "], got another"));
   }
-  auto input = ToTransferInput(header, DeadlineOf(*context_));
+  auto input = ToTransferInput(header, FromGrpcTime(*env_.clock, context_->deadline()));
   if (!input.ok()) return Fallback(Reason::kInvalidRequest, input.status().message());
   spec_ = std::move(input->spec);
   spec_.tenant = TenantOf(*context_, header.tenant());
@@ -95,7 +96,13 @@ void RelaySession::Call(const Peer& peer, v1::TransferHeader header) {
   header.set_streamed_source(false);
   header.mutable_source_selection()->mutable_remote();
   if (spec_.deadline < absl::InfiniteFuture()) {
-    call_.context().set_deadline(absl::ToChronoTime(spec_.deadline));
+    call_.context().set_deadline(ToGrpcTime(*env_.clock, spec_.deadline));
+  }
+  if (!about_.trace.empty()) {
+    call_.context().AddMetadata("traceparent", about_.trace.traceparent());
+    if (!about_.trace.state.empty()) {
+      call_.context().AddMetadata("tracestate", about_.trace.state);
+    }
   }
   if (!peer.token_file.empty()) {
     const auto token = base::ReadFile(peer.token_file, kMaxTokenBytes);
@@ -302,8 +309,8 @@ void RelaySession::DecideHere(Refusal refusal) {
 
 void RelaySession::Decide(const v1::Decision& decision) {
   Close(absl::OkStatus());
-  about_.time = env_.clock->Now();
-  about_.total = about_.time - started_;
+  about_.time = env_.clock->WallNow();
+  about_.total = env_.clock->Now() - started_;
   env_.recorder->Decided(FromProto(decision), about_);
   v1::TransferEvent event;
   *event.mutable_completed()->mutable_decision() = decision;
@@ -332,7 +339,7 @@ void RelaySession::Close(absl::Status status) {
 
 void RelaySession::SetAlarm() {
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(absl::ToChronoTime(std::min(moved_ + env_.idle_timeout, give_up_)),
+  alarm_->Set(ToGrpcTime(*env_.clock, std::min(moved_ + env_.idle_timeout, give_up_)),
               [weak = weak_from_this()](bool fired) {
                 const auto self = weak.lock();
                 if (self != nullptr && fired) self->OnAlarm();

@@ -43,7 +43,8 @@ class RelaySession final : public PeerCall::Owner,
   // `stream` outlives OnDone.
   static std::shared_ptr<RelaySession> Create(const TransferEnv& env,
                                               grpc::CallbackServerContext* context, Stream* stream,
-                                              const v1::TransferHeader& header);
+                                              const v1::TransferHeader& header,
+                                              const TraceContext& trace);
   RelaySession(const RelaySession&) = delete;
   RelaySession& operator=(const RelaySession&) = delete;
 
@@ -86,7 +87,7 @@ class RelaySession final : public PeerCall::Owner,
         in_flight_(env.peers->Enter()) {}
 
   std::optional<guard::Refusal> Open(const v1::TransferHeader& header);
-  void Call(const Peer& peer, v1::TransferHeader header);
+  void Call(const Peer& peer, v1::TransferHeader header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void TakeMessage();
   void TakeEvent();

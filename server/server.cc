@@ -19,6 +19,7 @@
 #include "server/config_change.h"
 #include "server/convert.h"
 #include "server/convert_memory.h"
+#include "server/grpc_time.h"
 #include "server/guarded_port.h"
 #include "server/pages.h"
 #include "server/version.h"
@@ -252,7 +253,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
                         .changed =
                             [this](const RouteChange& change) {
                               v1::WatchEventsResponse event;
-                              *event.mutable_route_event() = ToEvent(change, clock_.Now());
+                              *event.mutable_route_event() = ToEvent(change, clock_.WallNow());
                               events_.Offer(std::move(event));
                             }}),
       state_(&routes_, &metrics_, log),
@@ -285,7 +286,7 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
       authorizer_(std::move(parts.grants), &metrics_.operations()),
       running_(std::make_shared<const LoadedConfig>(loaded)),
       watch_(WatchedFiles()) {
-  metrics_.operations().ConfigRead(clock_.Now());
+  metrics_.operations().ConfigRead(clock_.WallNow());
   ReportTls();
   routes_.OnChange([this] { state_.Refresh(); });
 }
@@ -401,12 +402,13 @@ void Server::LoadArtifacts() {
 }
 
 void Server::Emit(const v1::WatchEventsResponse& event) {
+  const uint64_t lost = log_.lost();
   if (event.has_event()) {
     log_.Event("decision", EventFields(event.event()));
   } else {
     log_.Event("route", EventFields(event.route_event()));
   }
-  metrics_.EventWritten("log");
+  if (log_.lost() == lost) metrics_.EventWritten("log");
   hub_.Publish(event);
 }
 
@@ -463,7 +465,7 @@ void Server::ReportTls() {
   if (material.client_ca_expires.has_value()) {
     metrics_.operations().CertificateExpires("ca", *material.client_ca_expires);
   }
-  for (const std::string& warning : TlsWarnings(material, clock_.Now())) log_.Warn(warning);
+  for (const std::string& warning : TlsWarnings(material, clock_.WallNow())) log_.Warn(warning);
 }
 
 // --- configuration
@@ -475,7 +477,7 @@ std::shared_ptr<const LoadedConfig> Server::running() {
 
 void Server::ReloadConfig() {
   const absl::Status taken = TakeConfig();
-  if (taken.ok()) return metrics_.operations().ConfigReloaded(clock_.Now());
+  if (taken.ok()) return metrics_.operations().ConfigReloaded(clock_.WallNow());
   metrics_.operations().ConfigRefused();
   log_.Error("the configuration in use is kept", {{"error", std::string(taken.message())}});
 }
@@ -506,7 +508,7 @@ metrics::Saturation Server::Saturation() const {
           .queue_depth = static_cast<int64_t>(engine_->queued_units()),
           .memory_used_bytes = engine_->admission().inflight_bytes(),
           .shm_used_bytes = memory_ == nullptr ? 0 : memory_->use().mapped_bytes,
-          .events_dropped = events_.dropped(),
+          .events_dropped = events_.dropped() + log_.lost(),
           .watch_events_dropped = hub_.dropped(),
           .watch_events_sent = hub_.sent()};
 }
@@ -549,7 +551,7 @@ void Server::Drain() {
   const absl::Time last = std::min(deadline, clock_.Now() + kIdleGrace);
   hub_.Close();
   for (grpc::Server* server : {grpc_.get(), health_.get()}) {
-    if (server != nullptr) server->Shutdown(absl::ToChronoTime(last));
+    if (server != nullptr) server->Shutdown(ToGrpcTime(clock_, last));
   }
   if (side_socket_ != nullptr) side_socket_->Stop();
   // A worker may still be inside a transfer that was cancelled; it uses what is destroyed next.

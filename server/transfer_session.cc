@@ -8,6 +8,7 @@
 
 #include "proto/kvbridge/v1/chunk_codec.h"
 #include "server/grpc_status.h"
+#include "server/grpc_time.h"
 #include "server/tenant.h"
 
 namespace kvbridge::server {
@@ -39,7 +40,10 @@ TransferSession::TransferSession(const TransferEnv& env, grpc::CallbackServerCon
     : env_(env),
       context_(context),
       started_(env.clock->Now()),
-      tile_limit_(env.engine->tiles_in_flight()) {}
+      trace_(ContinueTrace(context->client_metadata())),
+      tile_limit_(env.engine->tiles_in_flight()) {
+  if (!trace_.empty()) context->AddTrailingMetadata("traceparent", trace_.traceparent());
+}
 
 // --- in
 
@@ -101,7 +105,7 @@ void TransferSession::TakeHeader(const v1::TransferHeader& header) {
     return Malformed(own);
   }
   if (!header.peer().empty()) {
-    auto relay = RelaySession::Create(env_, context_, this, header);
+    auto relay = RelaySession::Create(env_, context_, this, header, trace_);
     {
       base::MutexLock lock(&mutex_);
       if (phase_ != Phase::kHeader) return;
@@ -109,7 +113,7 @@ void TransferSession::TakeHeader(const v1::TransferHeader& header) {
     }
     return relay->Start(header);
   }
-  DecisionContext about;
+  DecisionContext about{.trace = trace_};
   auto begun = BeginTransfer(env_, *context_, header, &about);
   base::MutexLock lock(&mutex_);
   if (phase_ != Phase::kHeader) return;  // the caller went away meanwhile
@@ -160,7 +164,7 @@ void TransferSession::SetAlarm() {
   }
   alarm_ = std::make_unique<grpc::Alarm>();
   // Weak: the alarm is a member, and keeps its callback.
-  alarm_->Set(absl::ToChronoTime(wake), [weak = weak_from_this()](bool fired) {
+  alarm_->Set(ToGrpcTime(*env_.clock, wake), [weak = weak_from_this()](bool fired) {
     const auto self = weak.lock();
     if (self != nullptr && fired) self->OnAlarm();
   });
@@ -477,12 +481,13 @@ void TransferSession::Decide(const engine::Decision& decision) {
 }
 
 void TransferSession::Record(const engine::Decision& decision) {
-  about_.time = env_.clock->Now();
-  about_.total = about_.time - started_;
+  const absl::Time now = env_.clock->Now();
+  about_.time = env_.clock->WallNow();
+  about_.total = now - started_;
   env_.recorder->Decided(decision, about_);
   const auto record = [&](absl::string_view key, int64_t bytes, engine::Stage stage) {
     env_.engine->rates().Record(key, static_cast<double>(bytes),
-                                decision.stages[static_cast<size_t>(stage)], about_.time);
+                                decision.stages[static_cast<size_t>(stage)], now);
   };
   if (about_.source_transport == kInline) {
     record(kInlineIn, decision.bytes_in, engine::Stage::kIngress);

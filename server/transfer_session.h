@@ -130,6 +130,7 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   const TransferEnv env_;
   grpc::CallbackServerContext* const context_;
   const absl::Time started_;
+  const TraceContext trace_;
   const size_t tile_limit_;
   std::shared_ptr<TransferSession> self_;  // until OnDone
 

@@ -3,6 +3,7 @@ callers fall back by themselves."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -12,15 +13,21 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
+import grpc
+import pytest
+from certificates import Authority
 from conftest import ARTIFACT, FAMILY, ROUTE, binary, family_spec, random_cache
 from kvbridge import Client
 from kvbridge.testing import LocalServer
-from kvbridge.v1 import transfer_pb2_grpc
-from test_attacks import answer, cache, connect, header
+from kvbridge.v1 import transfer_pb2, transfer_pb2_grpc, types_pb2
+from test_attacks import Paused, answer, cache, connect, header
 
 TOKENS = 40
 SPECS = {"source": family_spec("small"), "target": family_spec("large")}
+LOST = 'kvbridge_events_dropped_total{sink="log"}'
+WRITTEN = 'kvbridge_events_total{result="ok",sink="log"}'
 PATIENCE = 60.0  # only what never comes takes it whole
 
 
@@ -78,6 +85,84 @@ class Load:
             until(lambda end=end, before=before: self.ended[end] >= before + 5, f"more {end}")
 
 
+# --- no room for the log
+
+
+def test_a_full_disk_costs_log_lines_and_nothing_else():
+    server = LocalServer(binary("KVBRIDGED"), [ROUTE])
+    server.log = Path("/dev/full")
+    with server, connect(server) as channel:
+        watcher = transfer_pb2_grpc.KvBridgeStub(channel).WatchEvents(transfer_pb2.WatchEventsRequest(), timeout=60)
+        watcher.initial_metadata()
+        before = server.metrics()[LOST]
+        apply(server, 20)
+        until(lambda: server.metrics()[LOST] >= before + 20, "lost events, counted")
+        assert server.metrics()[WRITTEN] == 0
+        assert {next(watcher).event.pair for _ in range(20)} == {"pair"}
+        watcher.cancel()
+        assert server.stop() == 0
+
+
+def read_all(descriptor: int) -> bytes:
+    """Whatever lies in a pipe."""
+    text = b""
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(descriptor, 1 << 20):
+            text += piece
+    return text
+
+
+@contextlib.contextmanager
+def piped_server(folder: Path):
+    """(server, descriptor of the reading end of its log). It ends with status 0."""
+    server = LocalServer(binary("KVBRIDGED"), [ROUTE])
+    server.log = folder / "log"
+    os.mkfifo(server.log)
+    reader = os.open(server.log, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with server:
+            yield server, reader
+            assert server.stop() == 0
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(reader)
+
+
+def test_a_log_pipe_whose_reader_left_costs_lines_and_nothing_else(tmp_path):
+    with piped_server(tmp_path) as (server, reader):
+        os.close(reader)
+        before = server.metrics()[LOST]
+        apply(server, 20)
+        until(lambda: server.metrics()[LOST] >= before + 20, "lost events, counted")
+
+
+def test_a_log_pipe_that_nobody_reads_holds_up_neither_transfers_nor_the_end(tmp_path):
+    with piped_server(tmp_path) as (server, _):
+        with connect(server) as channel:
+            stub = transfer_pb2_grpc.KvBridgeStub(channel)
+            while server.metrics()[LOST] == 0:  # until the pipe is full
+                for _ in range(50):
+                    assert answer(stub, [header(1)])[0] == "not_worth_it"
+        apply(server, 20)
+        os.kill(server.pid, signal.SIGHUP)  # says so in the log, which must not keep it from reading
+        until(lambda: server.metrics()['kvbridge_config_reloads_total{result="ok"}'] == 1, "the reload")
+
+
+def test_a_reader_that_comes_back_finds_whole_lines(tmp_path):
+    with piped_server(tmp_path) as (server, reader):
+        with connect(server) as channel:
+            stub = transfer_pb2_grpc.KvBridgeStub(channel)
+            while server.metrics()[LOST] == 0:
+                for _ in range(50):
+                    answer(stub, [header(1)])
+        text = read_all(reader)
+        apply(server, 1)
+        until(lambda: server.metrics()[WRITTEN] > 0, "the next event")
+        lines = list(filter(None, (text + read_all(reader)).split(b"\n")))
+        decisions = [json.loads(line)["outcome"] for line in lines if b"kvbridge_handoff" in line]
+        assert len(decisions) > 50 and decisions[-1] == "applied"
+
+
 # --- no room for files
 
 
@@ -106,6 +191,93 @@ def test_an_artifact_that_has_no_room_leaves_nothing_and_says_why(tmp_path):
     assert os.strerror(errno.EFBIG) in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == []
     assert run_limited(1 << 30, *convert).returncode == 0
+
+
+# --- the clock is set
+
+
+@pytest.fixture
+def calendar(tmp_path, monkeypatch):
+    """Servers that start read the calendar that set(seconds) puts so far from the machine's. Their steady clock is
+    the machine's."""
+    library = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+    if not library.exists():
+        pytest.skip("libfaketime is not installed")
+    said = tmp_path / "calendar"
+
+    def set_calendar(seconds: int) -> None:
+        new = tmp_path / "next"
+        new.write_text(f"{seconds:+d}\n")
+        new.rename(said)
+
+    set_calendar(0)
+    for name, value in {
+        "LD_PRELOAD": library,
+        "FAKETIME_TIMESTAMP_FILE": said,
+        "FAKETIME_NO_CACHE": 1,
+        "FAKETIME_DONT_FAKE_MONOTONIC": 1,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    return set_calendar
+
+
+def logged_day(server: LocalServer) -> str:
+    return json.loads(server.log.read_text().splitlines()[-1])["ts"][:10]
+
+
+@pytest.mark.parametrize("hours", [30, -30])
+def test_a_step_of_the_clock_ends_no_transfer_and_no_lease(calendar, hours):
+    with LocalServer(binary("KVBRIDGED"), [ROUTE]) as server:
+        with connect(server) as channel, Client(server.address, plane="region") as client:
+            assert send(client).plane == "region"
+            mapped = server.metrics()['kvbridge_memory_pool_used_bytes{pool="shm"}']
+            paused = Paused(transfer_pb2_grpc.KvBridgeStub(channel), timeout=PATIENCE)
+            calendar(hours * 3600)
+            assert send(client).plane == "region"
+            assert paused.finish().outcome == types_pb2.OUTCOME_APPLIED
+            expected = time.strftime("%Y-%m-%d", time.gmtime(time.time() + hours * 3600))
+            until(lambda: logged_day(server) == expected, "the calendar's day in the log")
+            assert server.metrics()['kvbridge_memory_pool_used_bytes{pool="shm"}'] == mapped
+            assert client.metrics()["kvbridge_client_plane_fallbacks_total"] == {}
+            lines = server.log.read_text().splitlines()
+            times = [json.loads(line)["total_ms"] for line in lines if "kvbridge_handoff" in line]
+            assert len(times) == 3 and 0 < min(times) and max(times) < PATIENCE * 1000
+
+
+@pytest.mark.parametrize("hours", [30, -30])
+def test_a_step_of_the_clock_moves_no_deadline(calendar, hours):
+    with LocalServer(binary("KVBRIDGED"), [ROUTE]) as server, connect(server) as channel:
+        stub = transfer_pb2_grpc.KvBridgeStub(channel)
+        soon, late = Paused(stub, timeout=2), Paused(stub, timeout=PATIENCE)
+        calendar(hours * 3600)
+        until(lambda: server.metrics()["kvbridge_inflight_transfers"] == 1, "the end of the one that is due")
+        assert late.finish().outcome == types_pb2.OUTCOME_APPLIED
+        with pytest.raises(grpc.RpcError) as ended:
+            soon.finish()
+        assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_step_of_the_clock_ends_no_window_of_a_circuit(calendar):
+    route = {**ROUTE, "policy": {"max_abs": 1e-6}, "circuit": {"min_transfers": 3, "window": "60s", "open_for": "60s"}}
+    with LocalServer(binary("KVBRIDGED"), [route]) as server, Client(server.address, plane="inline") as client:
+        assert [send(client).reason for _ in range(2)] == ["magnitude_bound"] * 2
+        calendar(3600)  # what was counted before still counts
+        assert [send(client).reason for _ in range(2)] == ["magnitude_bound", "route_disabled"]
+        calendar(7200)  # nor does it close early
+        assert send(client).reason == "route_disabled"
+
+
+def test_days_of_certificates_follow_the_calendar(calendar, tmp_path):
+    issued = Authority(tmp_path).issue("DNS:localhost", days=20)
+    (tmp_path / "cert.pem").write_bytes(issued.certificate)
+    (tmp_path / "key.pem").write_bytes(issued.key)
+    listen = {"tls": {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}}
+    warning = "a certificate expired at"
+    with LocalServer(binary("KVBRIDGED"), [], {"listen": listen}) as server:
+        assert warning not in server.log.read_text()
+    calendar(40 * 86400)
+    with LocalServer(binary("KVBRIDGED"), [], {"listen": listen}) as server:
+        assert warning in server.log.read_text()
 
 
 # --- the process stands still, or is gone

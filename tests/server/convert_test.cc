@@ -194,15 +194,6 @@ TEST(ConvertTest, AnEventHoldsTheDecisionAndNoTenant) {
   EXPECT_EQ(event.total_ms(), 5);
 }
 
-TEST(ConvertTest, OnlyAWellFormedTraceparentGivesATraceId) {
-  const std::string id = "4bf92f3577b34da6a3ce929d0e0e4736";
-  EXPECT_EQ(TraceIdOf("00-" + id + "-00f067aa0ba902b7-01"), id);
-  EXPECT_EQ(TraceIdOf("ff-" + id + "-00f067aa0ba902b7-01"), "");
-  EXPECT_EQ(TraceIdOf("00-" + id + "-00f067aa0ba902b7-0"), "");
-  EXPECT_EQ(TraceIdOf("00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01"), "");
-  EXPECT_EQ(TraceIdOf("00-" + std::string(32, '0') + "-00f067aa0ba902b7-01"), "");
-}
-
 TEST(GrpcStatusTest, KeepsTheCodeAndCutsTheMessageBetweenCharacters) {
   const std::string text = std::string(1023, 'x') + "é and more";
   const grpc::Status status = ToGrpc(absl::DataLossError(text));

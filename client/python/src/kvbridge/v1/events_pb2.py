@@ -15,7 +15,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from kvbridge.v1 import types_pb2 as kvbridge_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvbridge/v1/events.proto\x12\x0bkvbridge.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17kvbridge/v1/types.proto\"\xc0\x03\n\rDecisionEvent\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0c\n\x04pair\x18\x04 \x01(\t\x12%\n\x07outcome\x18\x05 \x01(\x0e\x32\x14.kvbridge.v1.Outcome\x12#\n\x06reason\x18\x06 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12.\n\x0creason_class\x18\x07 \x01(\x0e\x32\x18.kvbridge.v1.ReasonClass\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x0e\n\x06tokens\x18\t \x01(\x03\x12\x16\n\x0e\x63overed_tokens\x18\n \x01(\x03\x12\x10\n\x08\x61rtifact\x18\x0b \x01(\t\x12\x39\n\x08stage_ms\x18\x0c \x03(\x0b\x32\'.kvbridge.v1.DecisionEvent.StageMsEntry\x12\x10\n\x08total_ms\x18\r \x01(\x01\x12\x10\n\x08trace_id\x18\x0e \x01(\t\x1a.\n\x0cStageMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9b\x01\n\nRouteEvent\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04pair\x18\x03 \x01(\t\x12\x0c\n\x04what\x18\x04 \x01(\t\x12\x0c\n\x04\x66rom\x18\x05 \x01(\t\x12\n\n\x02to\x18\x06 \x01(\t\x12\r\n\x05\x63\x61use\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvbridge/v1/events.proto\x12\x0bkvbridge.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17kvbridge/v1/types.proto\"\xd1\x03\n\rDecisionEvent\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0c\n\x04pair\x18\x04 \x01(\t\x12%\n\x07outcome\x18\x05 \x01(\x0e\x32\x14.kvbridge.v1.Outcome\x12#\n\x06reason\x18\x06 \x01(\x0e\x32\x13.kvbridge.v1.Reason\x12.\n\x0creason_class\x18\x07 \x01(\x0e\x32\x18.kvbridge.v1.ReasonClass\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x0e\n\x06tokens\x18\t \x01(\x03\x12\x16\n\x0e\x63overed_tokens\x18\n \x01(\x03\x12\x10\n\x08\x61rtifact\x18\x0b \x01(\t\x12\x39\n\x08stage_ms\x18\x0c \x03(\x0b\x32\'.kvbridge.v1.DecisionEvent.StageMsEntry\x12\x10\n\x08total_ms\x18\r \x01(\x01\x12\x10\n\x08trace_id\x18\x0e \x01(\t\x12\x0f\n\x07span_id\x18\x0f \x01(\t\x1a.\n\x0cStageMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9b\x01\n\nRouteEvent\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04pair\x18\x03 \x01(\t\x12\x0c\n\x04what\x18\x04 \x01(\t\x12\x0c\n\x04\x66rom\x18\x05 \x01(\t\x12\n\n\x02to\x18\x06 \x01(\t\x12\r\n\x05\x63\x61use\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\tb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvbridge.v1.events_pb2', globals())
@@ -25,9 +25,9 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _DECISIONEVENT_STAGEMSENTRY._options = None
   _DECISIONEVENT_STAGEMSENTRY._serialized_options = b'8\001'
   _DECISIONEVENT._serialized_start=100
-  _DECISIONEVENT._serialized_end=548
-  _DECISIONEVENT_STAGEMSENTRY._serialized_start=502
-  _DECISIONEVENT_STAGEMSENTRY._serialized_end=548
-  _ROUTEEVENT._serialized_start=551
-  _ROUTEEVENT._serialized_end=706
+  _DECISIONEVENT._serialized_end=565
+  _DECISIONEVENT_STAGEMSENTRY._serialized_start=519
+  _DECISIONEVENT_STAGEMSENTRY._serialized_end=565
+  _ROUTEEVENT._serialized_start=568
+  _ROUTEEVENT._serialized_end=723
 # @@protoc_insertion_point(module_scope)

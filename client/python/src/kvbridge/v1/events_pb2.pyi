@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DecisionEvent(_message.Message):
-    __slots__ = ["artifact", "covered_tokens", "detail", "outcome", "pair", "reason", "reason_class", "request_id", "schema", "stage_ms", "time", "tokens", "total_ms", "trace_id"]
+    __slots__ = ["artifact", "covered_tokens", "detail", "outcome", "pair", "reason", "reason_class", "request_id", "schema", "span_id", "stage_ms", "time", "tokens", "total_ms", "trace_id"]
     class StageMsEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class DecisionEvent(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_MS_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -39,12 +40,13 @@ class DecisionEvent(_message.Message):
     reason_class: _types_pb2.ReasonClass
     request_id: str
     schema: str
+    span_id: str
     stage_ms: _containers.ScalarMap[str, float]
     time: _timestamp_pb2.Timestamp
     tokens: int
     total_ms: float
     trace_id: str
-    def __init__(self, schema: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., pair: _Optional[str] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_types_pb2.Reason, str]] = ..., reason_class: _Optional[_Union[_types_pb2.ReasonClass, str]] = ..., detail: _Optional[str] = ..., tokens: _Optional[int] = ..., covered_tokens: _Optional[int] = ..., artifact: _Optional[str] = ..., stage_ms: _Optional[_Mapping[str, float]] = ..., total_ms: _Optional[float] = ..., trace_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, schema: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., pair: _Optional[str] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_types_pb2.Reason, str]] = ..., reason_class: _Optional[_Union[_types_pb2.ReasonClass, str]] = ..., detail: _Optional[str] = ..., tokens: _Optional[int] = ..., covered_tokens: _Optional[int] = ..., artifact: _Optional[str] = ..., stage_ms: _Optional[_Mapping[str, float]] = ..., total_ms: _Optional[float] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ...) -> None: ...
 
 class RouteEvent(_message.Message):
     __slots__ = ["cause", "detail", "pair", "schema", "time", "to", "what"]

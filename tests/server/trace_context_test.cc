@@ -1,0 +1,64 @@
+#include "server/trace_context.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvbridge::server {
+namespace {
+
+using ::testing::MatchesRegex;
+
+const std::string kTrace = "4bf92f3577b34da6a3ce929d0e0e4736";
+const std::string kParent = "00f067aa0ba902b7";
+const std::string kWhole = "00-" + kTrace + "-" + kParent + "-01";
+
+TraceContext Of(const std::string& traceparent, const std::string& state = "") {
+  Metadata metadata = {{"traceparent", traceparent}};
+  if (!state.empty()) metadata.emplace("tracestate", state);
+  return ContinueTrace(metadata);
+}
+
+TEST(TraceContextTest, ATraceGoesOnWithASpanOfItsOwn) {
+  const TraceContext trace = Of(kWhole, "vendor=x");
+  EXPECT_EQ(trace.trace_id, kTrace);
+  EXPECT_EQ(trace.flags, "01");
+  EXPECT_EQ(trace.state, "vendor=x");
+  EXPECT_THAT(trace.span_id, MatchesRegex("[0-9a-f]+"));
+  EXPECT_EQ(trace.span_id.size(), 16u);
+  EXPECT_NE(trace.span_id, kParent);
+  EXPECT_NE(trace.span_id, Of(kWhole).span_id);
+  EXPECT_EQ(trace.traceparent(), "00-" + kTrace + "-" + trace.span_id + "-01");
+}
+
+TEST(TraceContextTest, WithoutOneNoneIsBegun) {
+  EXPECT_TRUE(ContinueTrace({}).empty());
+  const std::string state = "vendor=x";
+  EXPECT_TRUE(ContinueTrace({{"tracestate", state}}).empty());
+}
+
+TEST(TraceContextTest, WhatIsNotWellFormedIsNone) {
+  for (const std::string& bad :
+       {std::string(), "ff" + kWhole.substr(2), kWhole.substr(0, kWhole.size() - 1),
+        kWhole + "-extra", "00-4BF92F3577B34DA6A3CE929D0E0E4736-" + kParent + "-01",
+        "00-" + std::string(32, '0') + "-" + kParent + "-01",
+        "00-" + kTrace + "-" + std::string(16, '0') + "-01", "01" + kWhole.substr(2) + "x"}) {
+    EXPECT_TRUE(Of(bad).empty()) << bad;
+  }
+  EXPECT_TRUE(ContinueTrace({{"traceparent", kWhole}, {"traceparent", kWhole}}).empty());
+}
+
+TEST(TraceContextTest, ALaterVersionMayBeLonger) {
+  EXPECT_EQ(Of("cc" + kWhole.substr(2) + "-what-comes").trace_id, kTrace);
+}
+
+TEST(TraceContextTest, AStateTooLongIsDroppedWhole) {
+  const std::string state = "vendor=" + std::string(600, 'x');
+  const TraceContext trace = Of(kWhole, state);
+  EXPECT_EQ(trace.trace_id, kTrace);
+  EXPECT_EQ(trace.state, "");
+}
+
+}  // namespace
+}  // namespace kvbridge::server
