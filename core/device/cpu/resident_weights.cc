@@ -116,7 +116,8 @@ absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
   for (const auto* component : {&mapper->keys, &mapper->values}) {
     for (const LayerMap& map : *component) blocks += BlocksOf(map, *mapper);
   }
-  KVB_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(blocks * blocking.step_bytes()));
+  KVB_ASSIGN_OR_RETURN(HugeMemory memory,
+                       HugeMemory::Allocate(blocks * blocking.step_bytes(), workers));
   std::unique_ptr<ResidentWeights> resident(
       new ResidentWeights(std::move(mapper), precision, blocking, std::move(memory)));
   resident->PlanPlanes();
