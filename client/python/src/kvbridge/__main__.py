@@ -15,7 +15,6 @@ def _cache_from_hf(args: argparse.Namespace) -> None:
     from kvbridge.extra import torch, transformers
     from kvbridge.hf import cache_arrays, prefill, spec_of
 
-    torch.set_grad_enabled(False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, local_files_only=True)
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[args.dtype]
     read = transformers.AutoModelForCausalLM.from_pretrained

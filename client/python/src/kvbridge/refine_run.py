@@ -145,8 +145,9 @@ class Refine:
                 continue
             if step > state["best"]["step"] + settings.patience * settings.check:
                 break
-            loss = self._loss(rows, self._prefix(step))
-            torch.autograd.backward(loss)
+            with torch.enable_grad():  # whatever the caller has set for the rest of the program
+                loss = self._loss(rows, self._prefix(step))
+                torch.autograd.backward(loss)
             losses.append(float(loss.detach()))
             descent.step(min(1, step / _WARM) * (0.5 + 0.5 * math.cos(math.pi * (step - 1) / settings.steps)))
             if step % settings.check and step != settings.steps:
