@@ -15,6 +15,7 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
+#include "proto/kvbridge/v1/event_json.h"
 #include "server/address.h"
 #include "server/config_change.h"
 #include "server/convert.h"
@@ -403,11 +404,7 @@ void Server::LoadArtifacts() {
 
 void Server::Emit(const v1::WatchEventsResponse& event) {
   const uint64_t lost = log_.lost();
-  if (event.has_event()) {
-    log_.Event("decision", EventFields(event.event()));
-  } else {
-    log_.Event("route", EventFields(event.route_event()));
-  }
+  log_.Event(event.has_event() ? "decision" : "route", wire::EventJson(event));
   if (log_.lost() == lost) metrics_.EventWritten("log");
   hub_.Publish(event);
 }

@@ -5,7 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 #include "client/cli/commands.h"
 #include "client/cli/route_table.h"
@@ -14,6 +14,7 @@
 #include "core/base/status_macros.h"
 #include "kvbridge/v1/admin.pb.h"
 #include "kvbridge/v1/transfer.pb.h"
+#include "proto/kvbridge/v1/event_json.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -39,7 +40,7 @@ absl::StatusOr<v1::SetRouteRequest> ToRequest(const RouteFlags& flags) {
 }
 
 std::string Time(const google::protobuf::Timestamp& time) {
-  return absl::FormatTime("%H:%M:%S", absl::FromUnixSeconds(time.seconds()), absl::LocalTimeZone());
+  return absl::FormatTime("%H:%M:%S", wire::TimeOf(time), absl::LocalTimeZone());
 }
 
 std::string Line(const v1::WatchEventsResponse& response) {
@@ -96,8 +97,7 @@ absl::StatusOr<ExitCode> RunEventsTail(const RouteFlags& flags, const Output& ou
   KVB_RETURN_IF_ERROR(client->WatchEvents(
       flags.route,
       [&output](const v1::WatchEventsResponse& response) -> absl::Status {
-        KVB_ASSIGN_OR_RETURN(const base::Json document, ToJson(response));
-        return output.EmitLine(document, Line(response));
+        return output.EmitLine(wire::EventJson(response), Line(response));
       },
       stop));
   return ExitCode::kOk;
