@@ -48,7 +48,7 @@ std::string Line(const v1::WatchEventsResponse& response) {
     const v1::RouteEvent& event = response.route_event();
     return absl::StrCat(Time(event.time()), "  ", event.pair(), "  ", event.what(), ": ",
                         event.from(), " -> ", event.to(), " (", event.cause(), ")  ",
-                        event.detail());
+                        Printable(event.detail()));
   }
   const v1::DecisionEvent& event = response.event();
   const std::string outcome = EnumWord(v1::Outcome_Name(event.outcome()), "OUTCOME_");
@@ -56,9 +56,9 @@ std::string Line(const v1::WatchEventsResponse& response) {
       event.reason() == v1::REASON_UNSPECIFIED
           ? absl::StrCat(event.covered_tokens(), " of ", event.tokens(), " tokens")
           : absl::StrCat(EnumWord(v1::Reason_Name(event.reason()), "REASON_"), "  ",
-                         event.detail());
+                         Printable(event.detail()));
   return absl::StrFormat("%s  %s  %s  %.1f ms  %s  %s", Time(event.time()), event.pair(), outcome,
-                         event.total_ms(), event.request_id(), why);
+                         event.total_ms(), Printable(event.request_id()), why);
 }
 
 }  // namespace
