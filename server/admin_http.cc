@@ -2,6 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include <civetweb.h>
 
 namespace kvbridge::server {
@@ -17,7 +18,24 @@ int KeepComplaint(const mg_connection*, const char* message) {
 
 constexpr const char* kText = "text/plain; charset=utf-8";
 constexpr const char* kJson = "application/json";
+constexpr const char* kHtml = "text/html; charset=utf-8";
 constexpr const char* kPrometheus = "text/plain; version=0.0.4; charset=utf-8";
+
+// A page whose text comes from outside: were some of it not escaped, it still could do nothing.
+constexpr const char* kHtmlHeaders =
+    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    "Referrer-Policy: no-referrer\r\n";
+constexpr const char* kAllow = "Allow: GET, HEAD\r\n";
+
+StatusView ViewOf(absl::string_view query) {
+  StatusView view;
+  for (const absl::string_view part : absl::StrSplit(query, '&')) {
+    if (part == "format=json") view.json = true;
+    if (part == "refresh=off") view.refresh = false;
+  }
+  return view;
+}
 
 const char* Phrase(int code) {
   switch (code) {
@@ -40,6 +58,7 @@ struct AdminHttp::Answer {
   int code = 200;
   const char* type = kText;
   std::string body;
+  const char* headers = "";  // besides those of every answer
 };
 
 absl::StatusOr<std::unique_ptr<AdminHttp>> AdminHttp::Start(const std::string& host, int port,
@@ -72,7 +91,8 @@ AdminHttp::~AdminHttp() {
   if (context_ != nullptr) mg_stop(context_);
 }
 
-AdminHttp::Answer AdminHttp::Route(absl::string_view path, bool from_loopback) const {
+AdminHttp::Answer AdminHttp::Route(absl::string_view path, absl::string_view query,
+                                   bool from_loopback) const {
   const auto verdict = [](const Verdict& v) {
     return v.ok ? Answer{.body = "ok\n"} : Answer{.code = 503, .body = v.why + "\n"};
   };
@@ -80,22 +100,24 @@ AdminHttp::Answer AdminHttp::Route(absl::string_view path, bool from_loopback) c
   if (path == "/livez") return verdict(sources_.live());
   if (path == "/readyz") return verdict(sources_.ready());
   if (path == "/version") return {.type = kJson, .body = sources_.version()};
-  if (const auto* page = LocalPage(path)) {
-    if (!from_loopback) {
-      return {.code = 403, .body = absl::StrCat(path, " is served to loopback only\n")};
-    }
-    return {.type = kJson, .body = (*page)()};
+  for (const char* local : {"/configz", "/artifactz", "/eventz", "/statusz"}) {
+    if (path != local) continue;
+    if (from_loopback) return LocalPage(path, query);
+    return {.code = 403, .body = absl::StrCat(path, " is served to loopback only\n")};
   }
-  return {
-      .code = 404,
-      .body = "expected /metrics, /livez, /readyz, /version, /configz, /artifactz or /eventz\n"};
+  return {.code = 404,
+          .body =
+              "expected /metrics, /livez, /readyz, /version, /configz, /artifactz, /eventz or "
+              "/statusz\n"};
 }
 
-const std::function<std::string()>* AdminHttp::LocalPage(absl::string_view path) const {
-  if (path == "/configz") return &sources_.config;
-  if (path == "/artifactz") return &sources_.artifacts;
-  if (path == "/eventz") return &sources_.events;
-  return nullptr;
+AdminHttp::Answer AdminHttp::LocalPage(absl::string_view path, absl::string_view query) const {
+  if (path == "/configz") return {.type = kJson, .body = sources_.config()};
+  if (path == "/artifactz") return {.type = kJson, .body = sources_.artifacts()};
+  if (path == "/eventz") return {.type = kJson, .body = sources_.events()};
+  const StatusView view = ViewOf(query);
+  if (view.json) return {.type = kJson, .body = sources_.status(view)};
+  return {.type = kHtml, .body = sources_.status(view), .headers = kHtmlHeaders};
 }
 
 int AdminHttp::Handle(mg_connection* connection) {
@@ -106,15 +128,15 @@ int AdminHttp::Handle(mg_connection* connection) {
   const bool head = method == "HEAD";
   Answer answer;
   if (head || method == "GET") {
-    answer = self->Route(request.local_uri, absl::StartsWith(peer, "127.") || peer == "::1");
+    const char* query = request.query_string == nullptr ? "" : request.query_string;
+    answer = self->Route(request.local_uri, query, absl::StartsWith(peer, "127.") || peer == "::1");
   } else {
-    answer = {.code = 405, .body = "expected GET or HEAD\n"};
+    answer = {.code = 405, .body = "expected GET or HEAD\n", .headers = kAllow};
   }
   mg_printf(connection,
             "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
             "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n%s\r\n",
-            answer.code, Phrase(answer.code), answer.type, answer.body.size(),
-            answer.code == 405 ? "Allow: GET, HEAD\r\n" : "");
+            answer.code, Phrase(answer.code), answer.type, answer.body.size(), answer.headers);
   if (!head) mg_write(connection, answer.body.data(), answer.body.size());
   return answer.code;
 }

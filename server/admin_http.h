@@ -1,6 +1,6 @@
 // The operator's HTTP endpoint: /metrics, /livez, /readyz, /version, and on loopback /configz,
-// /artifactz, /eventz. Its threads are its own, so that a scrape never waits for a transfer nor
-// delays one.
+// /artifactz, /eventz and /statusz. Its threads are its own, so that a scrape never waits for a
+// transfer nor delays one.
 #pragma once
 
 #include <functional>
@@ -21,6 +21,12 @@ struct Verdict {
   std::string why;
 };
 
+// How /statusz is asked for.
+struct StatusView {
+  bool json = false;    // ?format=json
+  bool refresh = true;  // unless ?refresh=off
+};
+
 // Thread contract: constructed and destroyed by one thread; the sources are called from the
 // endpoint's threads, several at a time.
 class AdminHttp {
@@ -34,6 +40,7 @@ class AdminHttp {
     std::function<std::string()> config;
     std::function<std::string()> artifacts;
     std::function<std::string()> events;
+    std::function<std::string(const StatusView&)> status;  // HTML, or JSON
   };
 
   // `host` as in Address; port 0 = any. UNAVAILABLE when the address cannot be bound.
@@ -50,8 +57,8 @@ class AdminHttp {
   explicit AdminHttp(Sources sources) : sources_(std::move(sources)) {}
   static int Handle(mg_connection* connection);
   struct Answer;
-  Answer Route(absl::string_view path, bool from_loopback) const;
-  const std::function<std::string()>* LocalPage(absl::string_view path) const;
+  Answer Route(absl::string_view path, absl::string_view query, bool from_loopback) const;
+  Answer LocalPage(absl::string_view path, absl::string_view query) const;
 
   const Sources sources_;
   mg_context* context_ = nullptr;

@@ -12,13 +12,8 @@
 
 #include "core/base/mutex.h"
 #include "kvbridge/v1/transfer.pb.h"
-#include "nlohmann/json.hpp"
 
 namespace kvbridge::server {
-
-// The event as the fields of a log line.
-nlohmann::json EventFields(const v1::DecisionEvent& event);
-nlohmann::json EventFields(const v1::RouteEvent& event);
 
 // Thread contract: every method may be called from any thread. Offer never waits for the sink.
 class EventLog {

@@ -1,7 +1,7 @@
 #include "server/pages.h"
 
 #include "nlohmann/json.hpp"
-#include "server/event_log.h"
+#include "proto/kvbridge/v1/event_json.h"
 #include "server/version.h"
 
 namespace kvbridge::server {
@@ -43,8 +43,7 @@ std::string ArtifactsPage(const RouteTable& routes) {
 std::string EventsPage(const std::vector<v1::WatchEventsResponse>& events) {
   nlohmann::json list = nlohmann::json::array();
   for (const v1::WatchEventsResponse& event : events) {
-    list.push_back(event.has_event() ? EventFields(event.event())
-                                     : EventFields(event.route_event()));
+    list.push_back(wire::EventJson(event));
   }
   return Page({{"events", std::move(list)}});
 }

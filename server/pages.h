@@ -12,7 +12,7 @@ namespace kvbridge::server {
 std::string VersionPage(const std::string& backend);
 // Each route with its stage, circuit and artifact.
 std::string ArtifactsPage(const RouteTable& routes);
-// Events in the order given, as log lines have them.
+// Events in the order given, each as docs/events.schema.json has it.
 std::string EventsPage(const std::vector<v1::WatchEventsResponse>& events);
 
 }  // namespace kvbridge::server

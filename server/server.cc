@@ -15,6 +15,7 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
+#include "proto/kvbridge/v1/event_json.h"
 #include "server/address.h"
 #include "server/config_change.h"
 #include "server/convert.h"
@@ -283,6 +284,17 @@ Server::Server(const LoadedConfig& loaded, Log* log, Parts parts)
                        .recorder = &recorder_,
                        .clock = &clock_}),
       tls_(std::move(parts.tls)),
+      status_({.routes = &routes_,
+               .state = &state_,
+               .engine = engine_.get(),
+               .memory = memory_.get(),
+               .tls = tls_.get(),
+               .events = &hub_,
+               .activity = &activity_,
+               .clock = &clock_,
+               .queue_limit = base::WorkerPool::Options().max_jobs,
+               .region_limit_bytes = static_cast<uint64_t>(config_.memory().max_bytes()),
+               .backend = backend_name_}),
       authorizer_(std::move(parts.grants), &metrics_.operations()),
       running_(std::make_shared<const LoadedConfig>(loaded)),
       watch_(WatchedFiles()) {
@@ -377,15 +389,17 @@ absl::Status Server::StartSideSocket() {
 absl::Status Server::StartAdmin() {
   if (config_.listen().admin() == "off") return absl::OkStatus();
   KVB_ASSIGN_OR_RETURN(const Address address, Address::Parse(config_.listen().admin()));
-  KVB_ASSIGN_OR_RETURN(http_,
-                       AdminHttp::Start(address.host, address.port,
-                                        {.metrics = [this] { return metrics_.Scrape(); },
-                                         .live = [this] { return liveness_.Check(); },
-                                         .ready = [this] { return state_.ready(); },
-                                         .version = [this] { return VersionPage(backend_name_); },
-                                         .config = [this] { return PrintJson(*running()); },
-                                         .artifacts = [this] { return ArtifactsPage(routes_); },
-                                         .events = [this] { return EventsPage(hub_.Recent()); }}));
+  KVB_ASSIGN_OR_RETURN(
+      http_,
+      AdminHttp::Start(address.host, address.port,
+                       {.metrics = [this] { return metrics_.Scrape(); },
+                        .live = [this] { return liveness_.Check(); },
+                        .ready = [this] { return state_.ready(); },
+                        .version = [this] { return VersionPage(backend_name_); },
+                        .config = [this] { return PrintJson(*running()); },
+                        .artifacts = [this] { return ArtifactsPage(routes_); },
+                        .events = [this] { return EventsPage(hub_.Recent()); },
+                        .status = [this](const StatusView& view) { return status_.Page(view); }}));
   admin_address_ = absl::StrCat(address.host, ":", http_->port());
   return absl::OkStatus();
 }
@@ -403,12 +417,15 @@ void Server::LoadArtifacts() {
 
 void Server::Emit(const v1::WatchEventsResponse& event) {
   const uint64_t lost = log_.lost();
-  if (event.has_event()) {
-    log_.Event("decision", EventFields(event.event()));
-  } else {
-    log_.Event("route", EventFields(event.route_event()));
-  }
+  log_.Event(event.has_event() ? "decision" : "route", wire::EventJson(event));
   if (log_.lost() == lost) metrics_.EventWritten("log");
+  if (event.has_event()) {
+    const bool applied = event.event().outcome() == v1::OUTCOME_APPLIED;
+    activity_.Count(event.event().pair(), wire::TimeOf(event.event().time()),
+                    {.applied = applied ? 1 : 0,
+                     .fell_back = applied ? 0 : 1,
+                     .tokens = event.event().covered_tokens()});
+  }
   hub_.Publish(event);
 }
 

@@ -30,6 +30,7 @@
 #include "core/store/mapper_store.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/server.h"
+#include "server/activity.h"
 #include "server/admin_http.h"
 #include "server/admin_service.h"
 #include "server/auth.h"
@@ -46,6 +47,7 @@
 #include "server/peers.h"
 #include "server/route_table.h"
 #include "server/server_state.h"
+#include "server/status_source.h"
 #include "server/task_thread.h"
 #include "server/tenant_shares.h"
 #include "server/tls.h"
@@ -142,6 +144,7 @@ class Server {
   Liveness liveness_;
   metrics::ServerMetrics metrics_;
   EventHub hub_;
+  Activity activity_;
   ExpectedReports reports_;
   EventLog events_;
   DecisionRecorder recorder_;
@@ -156,6 +159,7 @@ class Server {
   MemoryService memory_service_;  // served where there is memory_
   std::unique_ptr<memory::SideSocket> side_socket_;
   const std::unique_ptr<Tls> tls_;  // null: plaintext
+  const StatusSource status_;
   Authorizer authorizer_;
   grpc::CallbackGenericService unimplemented_;
   std::unique_ptr<grpc::Server> grpc_;

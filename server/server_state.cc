@@ -9,11 +9,6 @@
 namespace kvbridge::server {
 namespace {
 
-// "starting", "ready", ...
-std::string Word(v1::ServerState state) {
-  return absl::AsciiStrToLower(absl::StripPrefix(v1::ServerState_Name(state), "SERVER_STATE_"));
-}
-
 std::string ServiceOf(const RouteSnapshot& route) {
   return absl::StrCat("kvbridge.route/", route.name);
 }
@@ -21,6 +16,10 @@ std::string ServiceOf(const RouteSnapshot& route) {
 bool Lacking(const RouteSnapshot& route) { return route.enabled() && !route.serving(); }
 
 }  // namespace
+
+std::string StateWord(v1::ServerState state) {
+  return absl::AsciiStrToLower(absl::StripPrefix(v1::ServerState_Name(state), "SERVER_STATE_"));
+}
 
 ServerState::ServerState(const RouteTable* routes, metrics::ServerMetrics* metrics, Log* log)
     : routes_(*routes), metrics_(*metrics), log_(*log) {
@@ -67,8 +66,8 @@ v1::ServerState ServerState::Compute(const std::vector<RouteSnapshot>& routes) c
 void ServerState::Publish(const std::vector<RouteSnapshot>& routes) {
   const v1::ServerState state = Compute(routes);
   if (state != state_) {
-    log_.Info("state changed", {{"from", Word(state_)}, {"to", Word(state)}});
-    metrics_.StateIs(Word(state));
+    log_.Info("state changed", {{"from", StateWord(state_)}, {"to", StateWord(state)}});
+    metrics_.StateIs(StateWord(state));
     state_ = state;
   }
   for (grpc::HealthCheckServiceInterface* health : health_) Tell(health, routes);
@@ -103,7 +102,7 @@ Verdict ServerState::ready() const {
   const std::vector<RouteSnapshot> routes = routes_.All();
   const v1::ServerState now = state();
   if (now == v1::SERVER_STATE_STARTING || now == v1::SERVER_STATE_DRAINING) {
-    return {false, Word(now)};
+    return {false, StateWord(now)};
   }
   const auto enabled = std::count_if(routes.begin(), routes.end(),
                                      [](const RouteSnapshot& r) { return r.enabled(); });

@@ -19,6 +19,9 @@
 
 namespace kvbridge::server {
 
+// "starting", "ready", "degraded", "draining".
+std::string StateWord(v1::ServerState state);
+
 // Thread contract: every method may be called from any thread.
 class ServerState {
  public:

@@ -39,6 +39,7 @@ struct Flags {
   PairFlags pair;
   ServerFlags server;
   RouteFlags route;
+  TopFlags top;
   DoctorFlags doctor;
   ConvertFlags convert;
   FitFlags fit;
@@ -311,6 +312,19 @@ void AddRoutes(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   tail->add_option("--route", f.route, "One route only");
 }
 
+void AddTop(CLI::App& root, Flags& flags, const std::stop_token& stop) {
+  TopFlags& f = flags.top;
+  CLI::App* app =
+      AddCommand(root, flags, "top", "What a server does, again and again, until Ctrl-C",
+                 [&f, stop](const Output& output) { return RunTop(f, output, stop); });
+  AddServerFlags(app, f.server)->required();
+  app->add_option("--admin", f.admin, "host:port of its admin HTTP: transfers in flight, queue");
+  app->add_option("--interval", f.interval_seconds, "Seconds between two looks")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  app->add_flag("--once", f.once, "Count for one interval, print, and end");
+}
+
 void AddValidate(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   ValidateFlags& f = flags.validate;
   const Command judge = [&f, stop](const Output& output) { return RunValidate(f, output, stop); };
@@ -498,6 +512,7 @@ int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   AddDoctor(app, flags);
   AddArtifact(app, flags, stop);
   AddRoutes(app, flags, stop);
+  AddTop(app, flags, stop);
   AddFit(app, flags.fit, stop, [&flags](Command command) { flags.command = std::move(command); });
   AddValidate(app, flags, stop);
   AddReport(app, flags);

@@ -107,6 +107,16 @@ absl::StatusOr<ExitCode> RunRoutesSet(const RouteFlags& flags, const Output& out
 absl::StatusOr<ExitCode> RunEventsTail(const RouteFlags& flags, const Output& output,
                                        const std::stop_token& stop);
 
+struct TopFlags {
+  ServerAccess server;
+  std::string admin;  // host:port of its admin HTTP, for what only that tells; empty = not asked
+  double interval_seconds = 2;
+  bool once = false;
+};
+// Until `stop`, or until the server ends it.
+absl::StatusOr<ExitCode> RunTop(const TopFlags& flags, const Output& output,
+                                const std::stop_token& stop);
+
 struct ConvertFlags {
   std::string in;
   std::string out;

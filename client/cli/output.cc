@@ -21,11 +21,17 @@ absl::Status Print(const std::string& data) {
 
 }  // namespace
 
+bool Output::on_terminal() const {
+  return !options_.json && options_.file.empty() && isatty(STDOUT_FILENO) != 0;
+}
+
+bool Output::color() const {
+  return options_.color && on_terminal() && std::getenv("NO_COLOR") == nullptr;
+}
+
 absl::Status Output::Emit(const base::Json& document,
                           const std::function<std::string(bool)>& text) const {
-  const bool color = options_.color && options_.file.empty() && isatty(STDOUT_FILENO) != 0 &&
-                     std::getenv("NO_COLOR") == nullptr;
-  const std::string data = options_.json ? document.dump(2) + "\n" : text(color);
+  const std::string data = options_.json ? document.dump(2) + "\n" : text(color());
   if (!options_.file.empty()) return base::WriteFileAtomic(options_.file, data);
   return Print(data);
 }

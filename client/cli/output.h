@@ -36,6 +36,11 @@ class Output {
   // On stderr, also when quiet: "kvbridge: ..." or a JSON object with code, message and exit_code.
   void Error(absl::string_view code, absl::string_view message, ExitCode exit_code) const;
 
+  // Whether data is text that a person sees at once.
+  bool on_terminal() const;
+  // Whether that text may hold colours.
+  bool color() const;
+
   bool quiet() const { return options_.quiet; }
 
  private:

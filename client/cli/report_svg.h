@@ -6,11 +6,11 @@
 
 #include "absl/strings/string_view.h"
 
+#include "core/base/html.h"
+
 namespace kvbridge::cli {
 
-// For text and for quoted attributes of HTML and SVG. Control characters and what is not UTF-8
-// become U+FFFD.
-std::string Escape(absl::string_view text);
+inline std::string Escape(absl::string_view text) { return base::EscapeHtml(text); }
 
 // "0.231", "12.4 %", "2.1 [1.9, 2.3]"-free: one number, as short as `digits` after the point
 // allows.

@@ -5,7 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 #include "client/cli/commands.h"
 #include "client/cli/route_table.h"
@@ -14,6 +14,7 @@
 #include "core/base/status_macros.h"
 #include "kvbridge/v1/admin.pb.h"
 #include "kvbridge/v1/transfer.pb.h"
+#include "proto/kvbridge/v1/event_json.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -39,7 +40,7 @@ absl::StatusOr<v1::SetRouteRequest> ToRequest(const RouteFlags& flags) {
 }
 
 std::string Time(const google::protobuf::Timestamp& time) {
-  return absl::FormatTime("%H:%M:%S", absl::FromUnixSeconds(time.seconds()), absl::LocalTimeZone());
+  return absl::FormatTime("%H:%M:%S", wire::TimeOf(time), absl::LocalTimeZone());
 }
 
 std::string Line(const v1::WatchEventsResponse& response) {
@@ -47,7 +48,7 @@ std::string Line(const v1::WatchEventsResponse& response) {
     const v1::RouteEvent& event = response.route_event();
     return absl::StrCat(Time(event.time()), "  ", event.pair(), "  ", event.what(), ": ",
                         event.from(), " -> ", event.to(), " (", event.cause(), ")  ",
-                        event.detail());
+                        Printable(event.detail()));
   }
   const v1::DecisionEvent& event = response.event();
   const std::string outcome = EnumWord(v1::Outcome_Name(event.outcome()), "OUTCOME_");
@@ -55,9 +56,9 @@ std::string Line(const v1::WatchEventsResponse& response) {
       event.reason() == v1::REASON_UNSPECIFIED
           ? absl::StrCat(event.covered_tokens(), " of ", event.tokens(), " tokens")
           : absl::StrCat(EnumWord(v1::Reason_Name(event.reason()), "REASON_"), "  ",
-                         event.detail());
+                         Printable(event.detail()));
   return absl::StrFormat("%s  %s  %s  %.1f ms  %s  %s", Time(event.time()), event.pair(), outcome,
-                         event.total_ms(), event.request_id(), why);
+                         event.total_ms(), Printable(event.request_id()), why);
 }
 
 }  // namespace
@@ -96,8 +97,7 @@ absl::StatusOr<ExitCode> RunEventsTail(const RouteFlags& flags, const Output& ou
   KVB_RETURN_IF_ERROR(client->WatchEvents(
       flags.route,
       [&output](const v1::WatchEventsResponse& response) -> absl::Status {
-        KVB_ASSIGN_OR_RETURN(const base::Json document, ToJson(response));
-        return output.EmitLine(document, Line(response));
+        return output.EmitLine(wire::EventJson(response), Line(response));
       },
       stop));
   return ExitCode::kOk;

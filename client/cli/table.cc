@@ -71,6 +71,23 @@ std::string RenderFields(const std::vector<std::pair<std::string, std::string>>&
   return text;
 }
 
+std::string Printable(absl::string_view text) {
+  constexpr char kReplacement[] = "\xef\xbf\xbd";
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<uint8_t>(text[i]);
+    const auto next = i + 1 < text.size() ? static_cast<uint8_t>(text[i + 1]) : uint8_t{0};
+    const bool c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;  // one character of two bytes
+    if (byte < 0x20 || byte == 0x7f || c1) {
+      out += kReplacement;
+      i += c1 ? 1 : 0;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
 std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }
 
 }  // namespace kvbridge::cli

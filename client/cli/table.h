@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+
 namespace kvbridge::cli {
 
 // Columns as wide as their widest cell, two spaces apart, numbers to the right; no trailing spaces.
@@ -24,6 +26,10 @@ class Table {
 
 // "name   value" lines; pairs with an empty value are left out.
 std::string RenderFields(const std::vector<std::pair<std::string, std::string>>& fields);
+
+// Text from a server, for a terminal: control characters, which could move its cursor or worse,
+// become U+FFFD. UTF-8.
+std::string Printable(absl::string_view text);
 
 // "-" for an empty cell.
 std::string OrDash(const std::string& text);

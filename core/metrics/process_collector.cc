@@ -50,6 +50,10 @@ std::optional<Stat> ReadStat() {
               .resident_pages = number(24)};
 }
 
+double ResidentOf(const Stat& stat) {
+  return stat.resident_pages * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
 std::optional<double> BootTime() {
   std::ifstream in("/proc/stat");
   for (std::string line; std::getline(in, line);) {
@@ -77,6 +81,11 @@ prometheus::MetricFamily Single(const MetricSpec& spec, double value) {
 
 }  // namespace
 
+uint64_t ResidentBytes() {
+  const auto stat = ReadStat();
+  return stat ? static_cast<uint64_t>(ResidentOf(*stat)) : 0;
+}
+
 std::vector<prometheus::MetricFamily> ProcessCollector::Collect() const {
   std::vector<prometheus::MetricFamily> families;
   const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
@@ -84,8 +93,7 @@ std::vector<prometheus::MetricFamily> ProcessCollector::Collect() const {
     families.push_back(Single(kProcessCpu, stat->cpu_ticks / ticks));
     families.push_back(Single(kProcessThreads, stat->threads));
     families.push_back(Single(kProcessVirtual, stat->virtual_bytes));
-    families.push_back(Single(kProcessResident,
-                              stat->resident_pages * static_cast<double>(sysconf(_SC_PAGESIZE))));
+    families.push_back(Single(kProcessResident, ResidentOf(*stat)));
     if (const auto boot = BootTime()) {
       families.push_back(Single(kProcessStart, *boot + stat->start_ticks / ticks));
     }

@@ -231,15 +231,5 @@ TEST(ReportTest, LayersOfTheOtherComponentHaveColumnsOfTheirOwn) {
   EXPECT_TRUE(absl::StrContains(page, "<td>K0, 1</td>"));  // V of layer 0
 }
 
-TEST(EscapeTest, WhatIsNotUtf8IsReplaced) {
-  EXPECT_EQ(Escape("a<b>&\"'"), "a&lt;b&gt;&amp;&quot;&#39;");
-  EXPECT_EQ(Escape("é→"), "é→");
-  const std::string replaced = "\xef\xbf\xbd";
-  EXPECT_EQ(Escape("\xc3"), replaced);                                // cut short
-  EXPECT_EQ(Escape("\xc0\xaf"), replaced + replaced);                 // overlong
-  EXPECT_EQ(Escape("\xed\xa0\x80"), replaced + replaced + replaced);  // a surrogate
-  EXPECT_EQ(Escape(absl::string_view("\0x", 2)), replaced + "x");
-}
-
 }  // namespace
 }  // namespace kvbridge::cli

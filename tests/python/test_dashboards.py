@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -12,15 +11,15 @@ import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import pytest
-from conftest import ARTIFACT, ROOT, binary, random_cache
+from conftest import ROOT, binary, random_cache
+from forced_reasons import NOT_FORCED, SETTINGS, TOKENS, all_routes, certificate, overload, streams
 from kvbridge import Client, prometheus_text
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, admin_pb2_grpc, plan_pb2, transfer_pb2, transfer_pb2_grpc
 from operations import DEPLOY, base_name, client_metrics, listed_metrics, metrics_in
 from prometheus_server import Prometheus
-from test_attacks import ROUTE, SOURCE, TARGET, VALUE, Paused, answer, cache, chunk, connect, field, filled, header
+from test_attacks import SOURCE, TARGET, Paused, answer, cache, connect, field, header
 from test_rules import RULES, RUNBOOKS, rules
 
 GRAFANA = DEPLOY / "grafana"
@@ -33,16 +32,6 @@ QUERIES = [
 ]
 # What Prometheus and Grafana add to the labels in code.
 ADDED_LABELS = {"namespace", "job", "instance", "le"}
-
-# Reasons that a client can bring about, and why it can't the others.
-NOT_FORCED = {
-    "quality_probe": "reserved: no probe rejects a transfer",
-    "device_oom": "the CPU backend takes its memory from the admission's",
-    "device_error": "a CPU does not fail",
-    "internal": "a bug",
-}
-TOKENS = 300  # of a transfer that is applied
-MOST_TOKENS = 700
 
 
 def recorded():
@@ -121,63 +110,6 @@ def test_every_metric_is_shown_or_explained():
 # --- a real Prometheus that scrapes a real kvbridged
 
 
-def named(route):
-    return field("route", route)
-
-
-def streams():
-    """Reason -> a stream that ends with it, or with `applied`."""
-    whole = list(cache(TOKENS))
-    return {
-        "applied": [header(TOKENS), *whole],
-        "invalid_request": [header(TOKENS, field("hops", -1))],
-        "incompatible_model": [header(TOKENS, field("target.identity.revision", "2"))],
-        "shape_mismatch": [header(TOKENS, field("source.geometry.kv_heads", 1))],
-        "batch_limit": [header(MOST_TOKENS)],
-        "token_limit": [header(MOST_TOKENS + 1)],
-        "app_gate": [header(TOKENS, field("hops", 1))],
-        "route_disabled": [header(TOKENS, named("off"))],
-        "not_worth_it": [header(1)],
-        "non_finite": [header(), chunk(data=filled(np.nan)), chunk(VALUE)],
-        "magnitude_bound": [header(), chunk(data=filled(1e6)), chunk(VALUE)],
-        "unproven_pair": [header(TOKENS, named("unproven"))],
-        "latency_budget": [header(TOKENS, lambda h: h.limits.max_latency.SetInParent())],
-        "artifact_unavailable": [header(TOKENS, named("missing"))],
-        "artifact_integrity": [header(TOKENS, named("damaged"))],
-        "transport": [header(), chunk(crc=1)],
-    }
-
-
-def damaged_artifact(folder):
-    shutil.copytree(ARTIFACT, folder)
-    weights = folder / "mapper.safetensors"
-    weights.chmod(0o644)
-    data = bytearray(weights.read_bytes())
-    data[-100] ^= 1
-    weights.write_bytes(data)
-    return str(folder)
-
-
-def certificate(folder):
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=localhost",
-         "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return {"cert_file": str(cert), "key_file": str(key)}
-
-
-def overload(stub):
-    """Holds every place of the server, and asks for another."""
-    paused = [Paused(stub, timeout=60) for _ in range(4)]
-    try:
-        return answer(stub, streams()["applied"])[0]
-    finally:
-        for each in paused:
-            each.cancel()
-
-
 def report_quality(stub, digest):
     """What a router does that prefilled as well, as it was asked to."""
     request_id = uuid.uuid4().hex
@@ -254,24 +186,8 @@ def evaluated_at_once(folder):
 def live(tmp_path_factory):
     """(Prometheus, kvbridged, reasons that were answered), after some seconds of load."""
     folder = tmp_path_factory.mktemp("live")
-    routes = [
-        # Most of what it gets is bad, on purpose: its circuit is not to open.
-        {**ROUTE, "policy": {"shadow_rate": 1}, "circuit": {"max_bad_share": 1}},
-        {**ROUTE, "name": "off", "stage": "off"},
-        {**ROUTE, "name": "unproven", "allow_unproven": False},
-        {**ROUTE, "name": "missing", "artifact": str(folder / "nothing")},
-        {**ROUTE, "name": "damaged", "artifact": damaged_artifact(folder / "damaged")},
-    ]
-    settings = {
-        "listen": {"tls": certificate(folder)},
-        "limits": {
-            "max_inflight_transfers": 4,
-            "max_tokens": MOST_TOKENS,
-            "max_request_bytes": "5MiB",
-        },
-        "drain": {"delay": "0s", "deadline": "5s"},
-    }
-    with LocalServer(binary("KVBRIDGED"), routes, settings) as server:
+    settings = {"listen": {"tls": certificate(folder)}, **SETTINGS}
+    with LocalServer(binary("KVBRIDGED"), all_routes(folder), settings) as server:
         rule_files = [evaluated_at_once(folder), RULES[1]]
         with Router(folder) as router, Prometheus(folder, server.admin, rule_files, router.target) as prometheus:
             seen = load_for(server, router, 12)

@@ -70,8 +70,8 @@ def test_events_are_tailed_until_interrupted(server):
                 )
                 if server.metrics()['kvbridge_events_total{result="ok",sink="watch"}'] > 0:
                     line = tail.stdout.readline()
-        event = json.loads(line)["event"]
-        assert event["pair"] == "pair" and event["outcome"] == "OUTCOME_APPLIED"
+        event = json.loads(line)
+        assert event["pair"] == "pair" and event["outcome"] == "applied"
         tail.send_signal(signal.SIGINT)
         assert tail.wait(timeout=30) == 0
     finally:

@@ -18,14 +18,19 @@ using ::testing::StartsWith;
 class AdminHttpTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    auto http = AdminHttp::Start("127.0.0.1", 0,
-                                 {.metrics = [] { return "a_metric 1\n"; },
-                                  .live = [] { return live_; },
-                                  .ready = [] { return ready_; },
-                                  .version = [] { return "{\"version\":\"0.1.0\"}"; },
-                                  .config = [] { return "{}"; },
-                                  .artifacts = [] { return "{\"routes\": []}"; },
-                                  .events = [] { return "{\"events\": []}"; }});
+    auto http =
+        AdminHttp::Start("127.0.0.1", 0,
+                         {.metrics = [] { return "a_metric 1\n"; },
+                          .live = [] { return live_; },
+                          .ready = [] { return ready_; },
+                          .version = [] { return "{\"version\":\"0.1.0\"}"; },
+                          .config = [] { return "{}"; },
+                          .artifacts = [] { return "{\"routes\": []}"; },
+                          .events = [] { return "{\"events\": []}"; },
+                          .status =
+                              [](const StatusView& view) {
+                                return absl::StrCat("json=", view.json, " refresh=", view.refresh);
+                              }});
     ASSERT_TRUE(http.ok()) << http.status();
     http_ = *std::move(http);
   }
@@ -81,6 +86,17 @@ TEST_F(AdminHttpTest, ServesVersionAndConfigurationAsJson) {
   EXPECT_THAT(Ask("GET /configz"), HasSubstr("application/json"));
   EXPECT_THAT(Ask("GET /artifactz"), HasSubstr("routes"));
   EXPECT_THAT(Ask("GET /eventz"), HasSubstr("events"));
+}
+
+TEST_F(AdminHttpTest, TheStatusPageMayDoNothingButBeRead) {
+  const std::string page = Ask("GET /statusz");
+  EXPECT_THAT(page, HasSubstr("Content-Type: text/html; charset=utf-8\r\n"));
+  EXPECT_THAT(page, HasSubstr("Content-Security-Policy: default-src 'none';"));
+  EXPECT_THAT(page, HasSubstr("\r\n\r\njson=0 refresh=1"));
+  EXPECT_THAT(Ask("GET /statusz?refresh=off&x=1"), HasSubstr("json=0 refresh=0"));
+  const std::string json = Ask("GET /statusz?format=json");
+  EXPECT_THAT(json, HasSubstr("Content-Type: application/json\r\n"));
+  EXPECT_THAT(json, HasSubstr("json=1"));
 }
 
 TEST_F(AdminHttpTest, OtherPathsAre404AndOtherMethods405) {
