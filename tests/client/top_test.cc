@@ -107,11 +107,11 @@ TEST(TopViewTest, ATableForPeople) {
   EXPECT_THAT(text, HasSubstr("ROUTE  STAGE  CIRCUIT  TRANSFERS/S  TOKENS/S  FELL BACK %  P50 MS  "
                               "P99 MS  LAST REASON  DETAIL\n"
                               "a      live   closed           0.2        20         50.0     3.1   "
-                              "  3.1  overload          -\n"
+                              "  3.1  overload     -\n"
                               "idle   live   closed           0.0         0            -       -   "
-                              "    -  -                 -\n"
+                              "    -  -            -\n"
                               "all    -      -                0.2        20         50.0     3.1   "
-                              "  3.1  overload          -\n"));
+                              "  3.1  overload     -\n"));
   frame.load.reset();
   EXPECT_THAT(TopText(frame, false), Not(HasSubstr("in flight")));
 }
