@@ -1,5 +1,6 @@
 from google.protobuf import duration_pb2 as _duration_pb2
 from kvbridge.v1 import transfer_pb2 as _transfer_pb2
+from kvbridge.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -66,6 +67,14 @@ class DrainConfig(_message.Message):
     deadline: _duration_pb2.Duration
     delay: _duration_pb2.Duration
     def __init__(self, delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DrillConfig(_message.Message):
+    __slots__ = ["reason", "share"]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    reason: _types_pb2.Reason
+    share: float
+    def __init__(self, reason: _Optional[_Union[_types_pb2.Reason, str]] = ..., share: _Optional[float] = ...) -> None: ...
 
 class EngineConfig(_message.Message):
     __slots__ = ["isa", "threads", "tile_tokens"]
@@ -196,11 +205,12 @@ class QualityConfig(_message.Message):
     def __init__(self, enabled: bool = ..., margin: _Optional[float] = ..., false_alarm_reports: _Optional[int] = ...) -> None: ...
 
 class RouteConfig(_message.Message):
-    __slots__ = ["allow_unproven", "artifact", "canary_share", "circuit", "name", "policy", "precision", "quality", "source_config", "stage", "target_config"]
+    __slots__ = ["allow_unproven", "artifact", "canary_share", "circuit", "drill", "name", "policy", "precision", "quality", "source_config", "stage", "target_config"]
     ALLOW_UNPROVEN_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_FIELD_NUMBER: _ClassVar[int]
     CANARY_SHARE_FIELD_NUMBER: _ClassVar[int]
     CIRCUIT_FIELD_NUMBER: _ClassVar[int]
+    DRILL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +222,7 @@ class RouteConfig(_message.Message):
     artifact: str
     canary_share: float
     circuit: CircuitConfig
+    drill: DrillConfig
     name: str
     policy: PolicyConfig
     precision: str
@@ -219,7 +230,7 @@ class RouteConfig(_message.Message):
     source_config: str
     stage: _transfer_pb2.RouteStage
     target_config: str
-    def __init__(self, name: _Optional[str] = ..., artifact: _Optional[str] = ..., stage: _Optional[_Union[_transfer_pb2.RouteStage, str]] = ..., canary_share: _Optional[float] = ..., source_config: _Optional[str] = ..., target_config: _Optional[str] = ..., allow_unproven: bool = ..., policy: _Optional[_Union[PolicyConfig, _Mapping]] = ..., precision: _Optional[str] = ..., circuit: _Optional[_Union[CircuitConfig, _Mapping]] = ..., quality: _Optional[_Union[QualityConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., artifact: _Optional[str] = ..., stage: _Optional[_Union[_transfer_pb2.RouteStage, str]] = ..., canary_share: _Optional[float] = ..., source_config: _Optional[str] = ..., target_config: _Optional[str] = ..., allow_unproven: bool = ..., policy: _Optional[_Union[PolicyConfig, _Mapping]] = ..., precision: _Optional[str] = ..., circuit: _Optional[_Union[CircuitConfig, _Mapping]] = ..., quality: _Optional[_Union[QualityConfig, _Mapping]] = ..., drill: _Optional[_Union[DrillConfig, _Mapping]] = ...) -> None: ...
 
 class SanGrant(_message.Message):
     __slots__ = ["groups", "name", "tenant"]
