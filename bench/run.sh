@@ -68,6 +68,7 @@ $(for route in big in out micro; do
   echo "  - {name: $route, artifact: $data/$route, allow_unproven: true, policy: {max_abs: 1000000}}"
 done)
 EOF
+export GLIBC_TUNABLES=glibc.malloc.hugetlb=1  # as the image and the unit set it
 $bin/server/kvbridged --config $data/kvbridged.yaml --ports-file $data/ports.json 2>$out/kvbridged.log &
 server=$!
 trap 'kill $server 2>/dev/null || true; wait $server || true' EXIT
