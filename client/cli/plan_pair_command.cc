@@ -16,6 +16,7 @@
 #include "core/device/cpu/cpu_backend.h"
 #include "core/fit/accumulate_plan.h"
 #include "core/fit/rates.h"
+#include "core/fit/split_columns.h"
 #include "core/kv/buffer_pool.h"
 #include "core/plan/pair_plan.h"
 
@@ -119,9 +120,11 @@ absl::StatusOr<fit::AccumulatePlan> PlanSweeps(const PairFlags& flags, const fit
   folder.largest_file = file_bytes(specs.source.geometry) + file_bytes(specs.target.geometry);
   folder.data_bytes = folder.largest_file * static_cast<uint64_t>(flags.sequences);
   const auto layout = flags.head_local ? fit::Layout::kHeadLocal : fit::Layout::kFull;
-  return fit::PlanAccumulate(
-      folder, layout,
-      {.memory_bytes = flags.memory_bytes, .baseline_bytes = kBaselineBytes, .threads = threads});
+  return fit::PlanAccumulate(folder, layout,
+                             {.memory_bytes = flags.memory_bytes,
+                              .baseline_bytes = kBaselineBytes,
+                              .threads = threads,
+                              .amx = fit::SplitColumns::Available()});
 }
 
 std::string ValueText(const plan::Quantity& q) {
@@ -178,7 +181,7 @@ absl::StatusOr<ExitCode> RunPlanPair(const PairFlags& flags, const Output& outpu
   input.accumulate_peak_bytes = sweeps.peak_bytes;
   if (!flags.no_measure) {
     const Progress progress("measuring this machine", output.quiet());
-    const fit::Rates rates = fit::MeasureRates();
+    KVB_ASSIGN_OR_RETURN(const fit::Rates rates, fit::MeasureRates());
     input.fp32_flops = rates.fp32_flops;
     input.fp64_flops = rates.fp64_flops;
     KVB_ASSIGN_OR_RETURN(input.map_flops, MeasureMapFlops(flags, specs, pool.get()));

@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<Accumulator>> Accumulator::Create(const fs::path&
     return absl::InvalidArgumentError(
         absl::StrCat("shards: expected at least 2 rows to fit on, got ", rows));
   }
-  const PlanLimits limits{options.memory_bytes, ResidentBytes(), pool->threads()};
+  const PlanLimits limits{options.memory_bytes, ResidentBytes(), pool->threads(), result->amx()};
   KVB_ASSIGN_OR_RETURN(result->plan_, PlanAccumulate(folder, options.layout, limits));
   return result;
 }
@@ -95,7 +95,7 @@ MomentsHeader Accumulator::Header() const {
 
 // The header says all about the rows; the sweeps say what a checkpoint's sums are.
 absl::StatusOr<std::string> Accumulator::Fingerprint() const {
-  std::string text = absl::StrCat(writer_->header(), "\nblock ", kBlockRows);
+  std::string text = absl::StrCat(writer_->header(), "\nblock ", kBlockRows, amx() ? " amx" : "");
   for (const Sweep& sweep : plan_.sweeps) {
     absl::StrAppend(&text, "\n", sweep.group);
     for (const Tile& tile : sweep.tiles) absl::StrAppend(&text, " ", tile.row, ",", tile.column);
@@ -148,7 +148,7 @@ absl::Status Accumulator::RunSteps(Checkpoint from, const std::stop_token& stop)
 absl::Status Accumulator::RunStep(const BlockReader& reader, const Step& step, Checkpoint* at,
                                   const std::stop_token& stop) {
   const std::vector<ColumnTile>& columns = plan_.columns[step.sweep->group];
-  KVB_ASSIGN_OR_RETURN(const auto sums, SweepSums::Create(*step.sweep, columns, pool_));
+  KVB_ASSIGN_OR_RETURN(const auto sums, SweepSums::Create(*step.sweep, columns, amx(), pool_));
   if (at->block > 0) {
     if (at->state.size() != sums->state().size()) {
       return absl::InvalidArgumentError(absl::StrCat("checkpoint: state: expected ",

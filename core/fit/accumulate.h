@@ -24,6 +24,7 @@
 #include "core/fit/checkpoint.h"
 #include "core/fit/moments_file.h"
 #include "core/fit/shard_folder.h"
+#include "core/fit/split_columns.h"
 #include "core/fit/sweep_sums.h"
 
 namespace kvbridge::fit {
@@ -36,6 +37,7 @@ struct AccumulateOptions {
   absl::Duration checkpoint_every = absl::Minutes(1);
   bool overwrite = false;  // replace `out`, and drop a checkpoint
   bool resume = false;     // from a checkpoint, if there is one
+  bool amx = true;         // products on AMX where the machine has it (split_columns.h)
 };
 
 struct AccumulateProgress {
@@ -78,6 +80,7 @@ class Accumulator {
     Split split;
   };
 
+  bool amx() const { return options_.amx && SplitColumns::Available(); }
   absl::Status CheckPlaces() const;
   std::vector<Step> Steps() const;
   MomentsHeader Header() const;

@@ -7,6 +7,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
+#include "core/fit/split_columns.h"
 
 namespace kvbridge::fit {
 namespace {
@@ -33,8 +34,8 @@ void AddTiles(Role role, const std::vector<ColumnBlock>& blocks, const model::Kv
 // Gathers tiles into sweeps as long as they fit.
 class Packer {
  public:
-  Packer(size_t group, const std::vector<ColumnTile>& columns, uint64_t budget)
-      : group_(group), columns_(columns), budget_(budget) {}
+  Packer(size_t group, const std::vector<ColumnTile>& columns, uint64_t budget, bool amx)
+      : group_(group), columns_(columns), budget_(budget), amx_(amx) {}
 
   // Column by column: neighbours share the column and most rows.
   std::vector<Sweep> Pack() {
@@ -55,9 +56,14 @@ class Packer {
     int64_t width = 0;
     std::set<int32_t> used = used_;
     used.insert({tile.row, tile.column});
-    for (const int32_t c : used) width += columns_[c].width;
+    std::vector<int64_t> widths;
+    for (const int32_t c : used) {
+      widths.push_back(columns_[c].width);
+      width += columns_[c].width;
+    }
     const uint64_t rows = uint64_t{kBlockRows} * RowStride(width) * sizeof(float);
-    return tile_bytes_ + TileBytes(tile) + rows + width * kColumnBytes;
+    const uint64_t split = amx_ ? SplitColumns::Bytes(widths, kBlockRows) : 0;
+    return tile_bytes_ + TileBytes(tile) + rows + split + width * kColumnBytes;
   }
   uint64_t TileBytes(const Tile& tile) const {
     return columns_[tile.row].width * columns_[tile.column].width * sizeof(double);
@@ -81,6 +87,7 @@ class Packer {
   const size_t group_;
   const std::vector<ColumnTile>& columns_;
   const uint64_t budget_;  // 0 = none
+  const bool amx_;
   std::vector<Sweep> sweeps_;
   std::vector<Tile> tiles_;
   std::set<int32_t> used_;
@@ -106,6 +113,12 @@ int64_t ColumnsOf(const Sweep& sweep, const std::vector<ColumnTile>& columns) {
   return width;
 }
 
+std::vector<int64_t> WidthsOf(const Sweep& sweep, const std::vector<ColumnTile>& columns) {
+  std::vector<int64_t> widths;
+  for (const int32_t c : sweep.columns) widths.push_back(columns[c].width);
+  return widths;
+}
+
 // Off powers of two: rows a multiple of 4 KiB apart would share cache sets.
 int64_t RowStride(int64_t columns) { return (columns + 15) / 16 * 16 + 16; }
 
@@ -128,7 +141,7 @@ absl::StatusOr<AccumulatePlan> PlanAccumulate(const ShardFolder& folder, Layout 
     std::vector<ColumnTile>& columns = plan.columns.emplace_back();
     AddTiles(Role::kSource, plan.groups[g].features, specs.source.geometry, &columns);
     AddTiles(Role::kTarget, plan.groups[g].targets, specs.target.geometry, &columns);
-    Packer packer(g, columns, budget);
+    Packer packer(g, columns, budget, limits.amx);
     for (Sweep& sweep : packer.Pack()) {
       columns_read += ColumnsOf(sweep, columns);
       plan.sweeps.push_back(std::move(sweep));

@@ -59,6 +59,7 @@ struct PlanLimits {
   uint64_t memory_bytes = 0;    // cap on peak_bytes; 0 = none
   uint64_t baseline_bytes = 0;  // what the process takes besides
   int threads = 1;
+  bool amx = false;  // products on AMX (split_columns.h), which take more memory
 };
 
 // FAILED_PRECONDITION as MakeGroups; RESOURCE_EXHAUSTED, saying the least that would do, when the
@@ -66,8 +67,9 @@ struct PlanLimits {
 absl::StatusOr<AccumulatePlan> PlanAccumulate(const ShardFolder& folder, Layout layout,
                                               const PlanLimits& limits);
 
-// Columns of a row buffer of `sweep`, and of the row stride in floats.
+// Columns of a row buffer of `sweep`, the row stride in floats, and the widths of its tiles.
 int64_t ColumnsOf(const Sweep& sweep, const std::vector<ColumnTile>& columns);
 int64_t RowStride(int64_t columns);
+std::vector<int64_t> WidthsOf(const Sweep& sweep, const std::vector<ColumnTile>& columns);
 
 }  // namespace kvbridge::fit

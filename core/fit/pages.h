@@ -9,7 +9,8 @@
 
 namespace kvbridge::fit {
 
-// Zeros. Pages that are never touched take no memory. Thread contract: as a plain array's.
+// Zeros, in pages of two megabytes where they are many and the system has them. Pages that are
+// never touched take no memory. Thread contract: as a plain array's.
 class Pages {
  public:
   // RESOURCE_EXHAUSTED when the system has not `bytes`, which is above 0.
@@ -24,10 +25,12 @@ class Pages {
   }
 
  private:
-  Pages(void* data, uint64_t bytes) : data_(data), bytes_(bytes) {}
+  Pages(void* mapping, uint64_t mapped, void* data)
+      : mapping_(mapping), mapped_(mapped), data_(data) {}
 
+  void* const mapping_;
+  const uint64_t mapped_;
   void* const data_;
-  const uint64_t bytes_;
 };
 
 }  // namespace kvbridge::fit

@@ -1,16 +1,18 @@
 // How fast this machine does what a fit spends its time on. For plans: a short measurement, within
 // tens of percents of what a long run sees.
 //
-// Thread contract: one call at a time in a process; uses OpenBLAS on all its threads for about half
-// a second.
+// Thread contract: one call at a time in a process; takes every core for about half a second.
 #pragma once
+
+#include "absl/status/statusor.h"
 
 namespace kvbridge::fit {
 
 struct Rates {
-  double fp32_flops = 0;  // FLOP/s of the products of accumulation
+  double fp32_flops = 0;  // FLOP/s of the products of accumulation, as FP32's are counted
   double fp64_flops = 0;  // FLOP/s of Cholesky factorisations
 };
-Rates MeasureRates();
+// RESOURCE_EXHAUSTED: no memory or threads for it.
+absl::StatusOr<Rates> MeasureRates();
 
 }  // namespace kvbridge::fit

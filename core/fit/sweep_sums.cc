@@ -16,6 +16,9 @@ namespace {
 
 // Columns that are centred together: their running sums stay in registers and L1.
 constexpr int64_t kCentreColumns = 64;
+// What the hardware does not foresee: rows lie far apart. Beyond the buffer it is harmless.
+constexpr int64_t kRowsAhead = 16;
+constexpr int64_t kLine = 16;  // floats
 
 }  // namespace
 
@@ -42,11 +45,27 @@ SweepSums::SweepSums(const Sweep& sweep, const std::vector<ColumnTile>& columns,
 
 absl::StatusOr<std::unique_ptr<SweepSums>> SweepSums::Create(const Sweep& sweep,
                                                              const std::vector<ColumnTile>& columns,
-                                                             base::WorkerPool* pool) {
+                                                             bool amx, base::WorkerPool* pool) {
   std::unique_ptr<SweepSums> sums(new SweepSums(sweep, columns, pool));
   KVB_ASSIGN_OR_RETURN(sums->rows_, Pages::Map(kBlockRows * sums->stride_ * sizeof(float)));
   KVB_ASSIGN_OR_RETURN(sums->state_, Pages::Map(sums->state_size_ * sizeof(double)));
+  if (amx) {
+    const std::vector<int64_t> widths = WidthsOf(sweep, columns);
+    KVB_ASSIGN_OR_RETURN(sums->split_, SplitColumns::Create(widths, kBlockRows));
+  }
+  KVB_RETURN_IF_ERROR(sums->MakeScratch());
   return sums;
+}
+
+// Pages that no tile reaches are never touched.
+absl::Status SweepSums::MakeScratch() {
+  scratch_.resize(static_cast<size_t>(pool_->threads()));
+  for (Scratch& scratch : scratch_) {
+    KVB_ASSIGN_OR_RETURN(scratch.product, Pages::Map(largest_tile_ * sizeof(float)));
+    if (split_ == nullptr) continue;
+    KVB_ASSIGN_OR_RETURN(scratch.split, split_->NewScratch());
+  }
+  return absl::OkStatus();
 }
 
 std::span<const double> SweepSums::mean(size_t i) const {
@@ -88,6 +107,7 @@ std::optional<SweepSums::NotFinite> SweepSums::Centre(std::span<const float> wei
   double sums[kCentreColumns] = {};
   for (int64_t r = 0; r < rows; ++r) {
     const float* row = buffer() + r * stride_ + begin;
+    for (int64_t j = 0; j < n; j += kLine) __builtin_prefetch(row + kRowsAhead * stride_ + j);
     const double w = weights[r];
     for (int64_t j = 0; j < n; ++j) sums[j] += w * row[j];
   }
@@ -122,58 +142,71 @@ std::optional<SweepSums::NotFinite> SweepSums::Centre(std::span<const float> wei
   return std::nullopt;
 }
 
-void SweepSums::AddTile(size_t t, int64_t rows, float* scratch) {
-  const Tile& tile = sweep_.tiles[t];
+void SweepSums::Multiply(const Tile& tile, int64_t rows, Scratch& scratch) const {
+  auto* product = scratch.product->as<float>();
+  if (split_ != nullptr) {
+    split_->Multiply(index_of_[tile.row], index_of_[tile.column], rows, scratch.split, product);
+    return;
+  }
   const int64_t x = offsets_[index_of_[tile.row]], y = offsets_[index_of_[tile.column]];
   const auto m = static_cast<int>(columns_[tile.row].width);
   const auto n = static_cast<int>(columns_[tile.column].width);
   const auto k = static_cast<int>(rows), stride = static_cast<int>(stride_);
-  const bool diagonal = tile.row == tile.column;
-  if (diagonal) {
-    cblas_ssyrk(CblasRowMajor, CblasUpper, CblasTrans, n, k, 1, buffer() + x, stride, 0, scratch,
+  if (tile.row == tile.column) {
+    cblas_ssyrk(CblasRowMajor, CblasUpper, CblasTrans, n, k, 1, buffer() + x, stride, 0, product,
                 n);
   } else {
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, m, n, k, 1, buffer() + x, stride,
-                buffer() + y, stride, 0, scratch, n);
+                buffer() + y, stride, 0, product, n);
   }
+}
+
+void SweepSums::AddTile(size_t t, int64_t rows, Scratch& scratch) {
+  const Tile& tile = sweep_.tiles[t];
+  Multiply(tile, rows, scratch);
+  const int64_t x = offsets_[index_of_[tile.row]], y = offsets_[index_of_[tile.column]];
+  const int64_t m = columns_[tile.row].width, n = columns_[tile.column].width;
+  const float* product = scratch.product->as<float>();
   double* sums = state().data() + tile_offsets_[t];
   const double* deltas = deltas_.data() + y;
   const double* residuals = residuals_.data() + y;
-  for (int i = 0; i < m; ++i, sums += n, scratch += n) {
+  for (int64_t i = 0; i < m; ++i, sums += n, product += n) {
     const double delta = correction_ * deltas_[x + i];
     const double residual = block_weight_ * residuals_[x + i];
-    for (int j = diagonal ? i : 0; j < n; ++j) {
-      sums[j] += scratch[j] + delta * deltas[j] - residual * residuals[j];
+    for (int64_t j = tile.row == tile.column ? i : 0; j < n; ++j) {
+      sums[j] += product[j] + delta * deltas[j] - residual * residuals[j];
     }
   }
 }
 
 std::optional<SweepSums::NotFinite> SweepSums::AddBlock(std::span<const float> weights) {
+  const auto rows = static_cast<int64_t>(weights.size());
   block_weight_ = 0;
   for (const float w : weights) block_weight_ += w;
   correction_ = weight() * block_weight_ / (weight() + block_weight_);
 
-  const int64_t chunks = (width_ + kCentreColumns - 1) / kCentreColumns;
+  // Columns that were just centred are packed while they are in a cache.
+  const int64_t chunks = split_ ? split_->panels() : (width_ + kCentreColumns - 1) / kCentreColumns;
   base::Mutex mutex;
   std::optional<NotFinite> first;
   pool_->ParallelFor(chunks, [&](int64_t c) {
-    const int64_t begin = c * kCentreColumns;
-    auto found = Centre(weights, begin, std::min(width_, begin + kCentreColumns));
-    if (!found) return;
+    const int64_t begin = split_ ? split_->panel(c).begin : c * kCentreColumns;
+    const int64_t end = split_ ? split_->panel(c).end : std::min(width_, begin + kCentreColumns);
+    const auto found = Centre(weights, begin, end);
+    if (!found) {
+      if (split_) split_->Pack(c, buffer(), stride_, rows);
+      return;
+    }
     const base::MutexLock lock(&mutex);
     const auto place = [](const NotFinite& f) { return std::tie(f.row, f.column_tile, f.column); };
     if (!first || place(*found) < place(*first)) first = found;
   });
   if (first) return first;
 
-  // Each lane keeps its scratch. Which lane takes a tile changes nothing in the tile.
+  // Which lane takes a tile changes nothing in the tile.
   std::atomic<size_t> next{0};
-  pool_->ParallelFor(pool_->threads(), [&](int64_t) {
-    std::unique_ptr<float[]> scratch;
-    for (size_t t; (t = next.fetch_add(1)) < sweep_.tiles.size();) {
-      if (!scratch) scratch = std::make_unique_for_overwrite<float[]>(largest_tile_);
-      AddTile(t, static_cast<int64_t>(weights.size()), scratch.get());
-    }
+  pool_->ParallelFor(pool_->threads(), [&](int64_t lane) {
+    for (size_t t; (t = next.fetch_add(1)) < sweep_.tiles.size();) AddTile(t, rows, scratch_[lane]);
   });
   weight() += block_weight_;
   return std::nullopt;

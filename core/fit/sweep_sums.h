@@ -6,6 +6,8 @@
 // its rounded mean, w its weight, r what is left of its mean, W the weight so far, and d the
 // difference of the means. Rows of weight other than 1 are scaled by its square root.
 //
+// B comes from AMX where asked for (split_columns.h says how exact it is), else from OpenBLAS.
+//
 // Thread contract: one thread; the work inside is spread over the pool. OpenBLAS is called from the
 // pool's threads; each call must stay on its own thread: a SingleThreadedBlas lives (dense.h).
 #pragma once
@@ -21,15 +23,17 @@
 #include "core/base/worker_pool.h"
 #include "core/fit/accumulate_plan.h"
 #include "core/fit/pages.h"
+#include "core/fit/split_columns.h"
 
 namespace kvbridge::fit {
 
 class SweepSums {
  public:
-  // `sweep` and `columns` outlive it. RESOURCE_EXHAUSTED as Pages::Map.
+  // `sweep` and `columns` outlive it. `amx` needs SplitColumns::Available(). RESOURCE_EXHAUSTED as
+  // Pages::Map.
   static absl::StatusOr<std::unique_ptr<SweepSums>> Create(const Sweep& sweep,
                                                            const std::vector<ColumnTile>& columns,
-                                                           base::WorkerPool* pool);
+                                                           bool amx, base::WorkerPool* pool);
 
   // Where row `r` of the block's columns of sweep.columns[i] go.
   float* row(int64_t r, size_t i) { return buffer() + r * stride_ + offsets_[i]; }
@@ -59,7 +63,15 @@ class SweepSums {
   SweepSums(const Sweep& sweep, const std::vector<ColumnTile>& columns, base::WorkerPool* pool);
 
   std::optional<NotFinite> Centre(std::span<const float> weights, int64_t begin, int64_t end);
-  void AddTile(size_t t, int64_t rows, float* scratch);
+  // Of one lane that multiplies.
+  struct Scratch {
+    std::unique_ptr<Pages> product;  // floats of the largest tile
+    SplitColumns::Scratch split;     // with split_ only
+  };
+  absl::Status MakeScratch();
+
+  void Multiply(const Tile& tile, int64_t rows, Scratch& scratch) const;
+  void AddTile(size_t t, int64_t rows, Scratch& scratch);
   NotFinite Locate(int64_t column, int64_t rows) const;
 
   float* buffer() const { return rows_->as<float>(); }
@@ -70,13 +82,15 @@ class SweepSums {
   const Sweep& sweep_;
   const std::vector<ColumnTile>& columns_;
   base::WorkerPool* const pool_;
-  int64_t width_ = 0;                 // columns in the buffer
-  int64_t stride_ = 0;                // of its rows, in floats
-  std::vector<int64_t> offsets_;      // of each column tile in a row
-  std::vector<size_t> index_of_;      // column tile -> its place in sweep.columns
-  std::vector<size_t> tile_offsets_;  // in state_
-  size_t largest_tile_ = 0;           // numbers
-  std::unique_ptr<Pages> rows_;       // floats [kBlockRows, stride_]
+  int64_t width_ = 0;                    // columns in the buffer
+  int64_t stride_ = 0;                   // of its rows, in floats
+  std::vector<int64_t> offsets_;         // of each column tile in a row
+  std::vector<size_t> index_of_;         // column tile -> its place in sweep.columns
+  std::vector<size_t> tile_offsets_;     // in state_
+  size_t largest_tile_ = 0;              // numbers
+  std::unique_ptr<Pages> rows_;          // floats [kBlockRows, stride_]
+  std::unique_ptr<SplitColumns> split_;  // runs are sweep_.columns; null: OpenBLAS multiplies
+  std::vector<Scratch> scratch_;         // of each lane
   // Of the block, [width_]: its mean less the mean so far, and less its mean rounded to FP32.
   std::vector<double> deltas_;
   std::vector<double> residuals_;

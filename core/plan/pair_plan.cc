@@ -106,7 +106,7 @@ void PlanAccumulate(const PairPlanInput& in, int64_t rows, Plan* plan) {
               "moments of both splits, FP64");
   plan->Exact("accumulate", "work", flops, "FLOP", "rows x (p^2 + 2 p q), half of the Gram");
   plan->Time("accumulate", flops, in.fp32_flops, Provenance::kMeasured,
-             "at this machine's FP32 products");
+             "at this machine's rate of products");
 }
 
 void PlanSolve(const PairPlanInput& in, Plan* plan) {

@@ -110,8 +110,13 @@ double Moment(const std::vector<double>& a, const std::vector<double>& b,
   return sum;
 }
 
-// Every number against two plain FP64 passes over the rows. The tolerance is FP32 products'.
-void ExpectMoments(const SplitMoments& got, const Rows& rows) {
+// What a product may be off by, of the norms of its columns: FP32's, and that of numbers of 16
+// bits.
+constexpr double kFp32 = 1e-6;
+constexpr double kSixteenBits = 1e-5;
+
+// Every number against two plain FP64 passes over the rows.
+void ExpectMoments(const SplitMoments& got, const Rows& rows, double tolerance) {
   const size_t features = rows.x.size(), targets = rows.y.size();
   ASSERT_EQ(got.rows, static_cast<int64_t>(rows.weights.size()));
   double weight = 0;
@@ -128,11 +133,11 @@ void ExpectMoments(const SplitMoments& got, const Rows& rows) {
     ASSERT_NEAR(got.mean_x[i], Mean(rows.x[i], rows.weights), 1e-9 * (1 + std::abs(got.mean_x[i])));
     for (size_t j = 0; j < features; ++j) {
       ASSERT_NEAR(got.gram[i * features + j], Moment(rows.x[i], rows.x[j], rows.weights),
-                  1e-6 * norm_x[i] * norm_x[j]);
+                  tolerance * norm_x[i] * norm_x[j]);
     }
     for (size_t j = 0; j < targets; ++j) {
       ASSERT_NEAR(got.cross[i * targets + j], Moment(rows.x[i], rows.y[j], rows.weights),
-                  1e-6 * norm_x[i] * norm_y[j]);
+                  tolerance * norm_x[i] * norm_y[j]);
     }
   }
   for (size_t j = 0; j < targets; ++j) {
@@ -141,11 +146,24 @@ void ExpectMoments(const SplitMoments& got, const Rows& rows) {
   }
 }
 
-TEST_F(AccumulateTest, EveryLayoutsMomentsAreThoseOfTheRows) {
+// Products of both kinds, where the machine has both.
+class MomentsTest : public AccumulateTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam() && !SplitColumns::Available()) GTEST_SKIP() << "no AMX";
+    AccumulateTest::SetUp();
+  }
+  double tolerance() const { return GetParam() ? kSixteenBits : kFp32; }
+};
+INSTANTIATE_TEST_SUITE_P(Products, MomentsTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Amx" : "Blas"; });
+
+TEST_P(MomentsTest, EveryLayoutsMomentsAreThoseOfTheRows) {
   WriteShards(shards(), 6, 40);
   for (const Layout layout : {Layout::kFull, Layout::kHeadLocal, Layout::kJoint}) {
     SCOPED_TRACE(std::string(Name(layout)));
     AccumulateOptions options{.layout = layout, .overwrite = true};
+    options.amx = GetParam();
     options.folder.domain_weights = {{"code", 2.5}};
     options.folder.shard.token_stride = 3;
     ASSERT_TRUE(Run(options).ok());
@@ -156,22 +174,26 @@ TEST_F(AccumulateTest, EveryLayoutsMomentsAreThoseOfTheRows) {
                                            : layout == Layout::kJoint ? 1
                                                                       : 4);
     for (const MomentGroup& group : file->moments.groups) {
-      ExpectMoments(group.fit, RowsOf(shards(), options.folder, group, Split::kFit, true));
-      ExpectMoments(group.held_out, RowsOf(shards(), options.folder, group, Split::kHeldOut, true));
+      ExpectMoments(group.fit, RowsOf(shards(), options.folder, group, Split::kFit, true),
+                    tolerance());
+      ExpectMoments(group.held_out, RowsOf(shards(), options.folder, group, Split::kHeldOut, true),
+                    tolerance());
     }
   }
 }
 
 // Means a thousand times the spread: products about zero would lose six digits of seven.
-TEST_F(AccumulateTest, LargeMeansDoNotCancel) {
+TEST_P(MomentsTest, LargeMeansDoNotCancel) {
   WriteShards(shards(), 4, 900, 1000);
-  const AccumulateOptions options{.strip_rope = false};
+  AccumulateOptions options{.strip_rope = false};
+  options.amx = GetParam();
   ASSERT_TRUE(Run(options).ok());
   const auto file = ReadMoments(dir_ / "out");
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_FALSE(file->moments.strip_rope);
   for (const MomentGroup& group : file->moments.groups) {
-    ExpectMoments(group.fit, RowsOf(shards(), options.folder, group, Split::kFit, false));
+    ExpectMoments(group.fit, RowsOf(shards(), options.folder, group, Split::kFit, false),
+                  tolerance());
   }
 }
 

@@ -122,14 +122,14 @@ TEST_F(MergeTest, MergesOfMergesAgreeToFp64Rounding) {
   EXPECT_LT(Difference(dir_ / "flat", dir_ / "tree"), 1e-12);
 }
 
-// The same rows in other blocks: FP32 products differ in their last bits.
-TEST_F(MergeTest, OneTwoAndSevenShardsAgreeToFp32Rounding) {
+// The same rows in other blocks: products differ in their last bits (split_columns.h, where used).
+TEST_F(MergeTest, OneTwoAndSevenShardsAgreeToRounding) {
   WriteShards(dir_ / "shards", 14, 60, 5);
   const fs::path one = Part(0, 1);
   for (const int32_t n : {2, 7}) {
     const std::string out = absl::StrCat("merged", n);
     ASSERT_TRUE(Merge(Parts(n), out).ok());
-    EXPECT_LT(Difference(one, dir_ / out), 2e-6) << n;
+    EXPECT_LT(Difference(one, dir_ / out), 1e-5) << n;
   }
 }
 
