@@ -87,6 +87,7 @@ constexpr std::pair<const char*, const char*> kRouteDefaults[] = {
     {"quality.enabled", "true"},
     {"quality.margin", "1.5"},
     {"quality.false_alarm_reports", "10000"},
+    {"drill.share", "0"},
 };
 constexpr std::pair<const char*, const char*> kTenantDefaults[] = {
     {"weight", "1"}, {"max_inflight_bytes", "0"}, {"max_memory_bytes", "0"}};

@@ -254,6 +254,13 @@ void CheckQuality(const v1::QualityConfig& quality, const std::string& path, Pro
                   "at least 100", quality.false_alarm_reports());
 }
 
+void CheckDrill(const v1::DrillConfig& drill, const std::string& path, Problems& problems) {
+  problems.Expect(drill.share() >= 0 && drill.share() <= 1, path + ".share", "0 to 1",
+                  drill.share());
+  problems.Expect(drill.share() == 0 || drill.reason() != v1::REASON_UNSPECIFIED, path + ".reason",
+                  "a reason beside a share above 0", "nothing");
+}
+
 void CheckRoutes(const v1::Config& config, Problems& problems) {
   problems.Expect(config.routes_size() <= kMaxRoutes, "routes",
                   absl::StrCat("at most ", kMaxRoutes, " routes"), config.routes_size());
@@ -277,6 +284,7 @@ void CheckRoutes(const v1::Config& config, Problems& problems) {
     CheckPolicy(route.policy(), path + ".policy", problems);
     CheckCircuit(route.circuit(), path + ".circuit", problems);
     CheckQuality(route.quality(), path + ".quality", problems);
+    CheckDrill(route.drill(), path + ".drill", problems);
   }
 }
 

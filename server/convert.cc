@@ -397,6 +397,7 @@ guard::RoutePolicy ToPolicy(const v1::RouteConfig& route) {
   out.max_hops = policy.max_hops();
   out.shadow_rate = policy.shadow_rate();
   out.salt = policy.salt();
+  out.drill = {FromProto(route.drill().reason()), route.drill().share()};
   return out;
 }
 

@@ -36,7 +36,7 @@ v1::RouteHealth ToHealth(const RouteSnapshot& route) {
   }
   out.set_artifact_digest(route.loaded->mapper().digest);
   out.set_verdict(std::string(artifact::Name(route.loaded->provenance.verdict())));
-  if (route.lacks_evidence()) out.set_detail(std::string(RouteTable::kNeverApplies));
+  out.set_detail(route.Caveats());
   return out;
 }
 

@@ -1,9 +1,9 @@
 #include "server/route_table.h"
 
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "core/artifact/fit_r2.h"
 #include "core/base/file.h"
@@ -64,6 +64,10 @@ bool SameStage(const v1::RouteConfig& a, const v1::RouteConfig& b) {
   return a.stage() == b.stage() && a.canary_share() == b.canary_share();
 }
 
+std::string WordOf(const guard::Drill& drill) {
+  return drill.on() ? std::string(guard::Name(drill.reason)) : "off";
+}
+
 bool SameModel(const model::ModelSpec& a, const model::ModelSpec& b) {
   return a.identity.model_id == b.identity.model_id && a.identity.revision == b.identity.revision;
 }
@@ -79,6 +83,13 @@ guard::Refusal RouteSnapshot::WhyNot() const {
                          absl::StrCat("route ", name, ": no artifact is loaded"));
 }
 
+std::string RouteSnapshot::Caveats() const {
+  std::vector<std::string> all;
+  if (lacks_evidence()) all.emplace_back(RouteTable::kNeverApplies);
+  if (policy.drill.on()) all.push_back(policy.drill.Sentence());
+  return absl::StrJoin(all, "; ");
+}
+
 RouteTable::RouteTable(const v1::Config& config, Deps deps) : deps_(std::move(deps)) {
   base::MutexLock lock(&mutex_);
   for (const v1::RouteConfig& route : config.routes()) {
@@ -89,14 +100,31 @@ RouteTable::RouteTable(const v1::Config& config, Deps deps) : deps_(std::move(de
 RouteTable::Route RouteTable::MakeRoute(const v1::RouteConfig& config) {
   deps_.metrics->AddPair(config.name());
   if (config.allow_unproven()) deps_.metrics->UnprovenAllowed(config.name(), true);
-  return {std::make_shared<const v1::RouteConfig>(config), ToPolicy(config),
+  const guard::RoutePolicy policy = ToPolicy(config);
+  TellDrill(config.name(), {}, policy.drill);
+  return {std::make_shared<const v1::RouteConfig>(config), policy,
           std::make_shared<RouteWatch>(
               config.name(), config,
               RouteWatch::Deps{&deps_.metrics->operations(), deps_.clock, deps_.changed})};
 }
 
+std::optional<RouteChange> RouteTable::TellDrill(const std::string& pair,
+                                                 const guard::Drill& before,
+                                                 const guard::Drill& now) const {
+  if (now == before || !(now.on() || before.on())) return std::nullopt;
+  deps_.metrics->DrillIs(pair, now.share);
+  if (now.on()) deps_.log->Warn(now.Sentence(), {{"pair", pair}});
+  return RouteChange{.pair = pair,
+                     .what = "drill",
+                     .from = WordOf(before),
+                     .to = WordOf(now),
+                     .cause = "reload",
+                     .detail = now.on() ? now.Sentence() : ""};
+}
+
 std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
   std::vector<std::string> to_load;
+  std::vector<RouteChange> drills;
   std::map<std::string, Route, std::less<>> next;
   std::map<std::string, Route, std::less<>> gone;
   {
@@ -120,6 +148,9 @@ std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
       taken.policy.canary_share = old.policy.canary_share;
     }
     taken.watch->Configure(route);
+    if (auto drill = TellDrill(route.name(), old.policy.drill, taken.policy.drill)) {
+      drills.push_back(*std::move(drill));
+    }
     deps_.metrics->UnprovenAllowed(route.name(), route.allow_unproven());
   }
   {
@@ -129,8 +160,10 @@ std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
   for (const auto& [name, route] : gone) {
     if (deps_.store->Unload(name).ok()) deps_.metrics->ArtifactGone(name);
     deps_.metrics->UnprovenAllowed(name, false);
+    deps_.metrics->DrillIs(name, 0);
     deps_.log->Info("route is gone", {{"pair", name}});
   }
+  for (const RouteChange& drill : drills) deps_.changed(drill);
   Changed();
   return to_load;
 }

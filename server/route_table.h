@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -48,6 +49,8 @@ struct RouteSnapshot {
         policy.stage == guard::RouteStage::kCanary || policy.stage == guard::RouteStage::kLive;
     return serving() && applies && !proven() && !policy.allow_unproven;
   }
+  // What is to be known about it although it serves; empty when nothing is.
+  std::string Caveats() const;
   // Only when serving.
   engine::ArtifactPin pin() const { return {loaded->resident, proven()}; }
   // Why it does not serve, for callers: it names the route, never a path.
@@ -67,7 +70,7 @@ class RouteTable {
     metrics::ServerMetrics* metrics = nullptr;
     Log* log = nullptr;
     const base::Clock* clock = nullptr;
-    // Called, without a lock, when a stage or a circuit changed.
+    // Called, without a lock, when a stage, a circuit or a drill changed.
     std::function<void(const RouteChange&)> changed;
   };
 
@@ -129,6 +132,9 @@ class RouteTable {
   // NOT_FOUND when it went meanwhile.
   absl::Status SetPolicy(const std::string& name, const guard::RoutePolicy& policy);
   RouteSnapshot Snapshot(const Route& route, const std::vector<store::PairStatus>& pairs) const;
+  // Warns and measures. Answers what changed, for `changed`; nothing when neither is on.
+  std::optional<RouteChange> TellDrill(const std::string& pair, const guard::Drill& before,
+                                       const guard::Drill& now) const;
   void Report(const Route& route, const store::LoadedMapper& loaded) const;
   void Changed() const;
 

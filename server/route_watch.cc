@@ -42,6 +42,7 @@ std::optional<double> Agreement(const artifact::Evidence& evidence, int64_t nati
 }  // namespace
 
 TryResult ResultOf(const engine::Decision& decision) {
+  if (decision.drill) return TryResult::kNeutral;
   switch (decision.reason) {
     case Reason::kNone:
       return TryResult::kGood;

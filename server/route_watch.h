@@ -25,7 +25,7 @@ namespace kvbridge::server {
 // A route that changed, as events tell it.
 struct RouteChange {
   std::string pair;
-  std::string what;  // "stage", "circuit"
+  std::string what;  // "stage", "circuit", "drill"
   std::string from;
   std::string to;
   std::string cause;  // "operator", "quality", "circuit", "reload"

@@ -24,7 +24,7 @@ struct RouteStatus {
   std::string source;    // model ids
   std::string target;
   uint64_t resident_bytes = 0;
-  std::string note;  // why it does not serve, or never applies, or keeps an older artifact
+  std::string note;  // why it does not serve, or never applies, or keeps an older artifact; a drill
 };
 
 struct FallbackStatus {
@@ -39,7 +39,7 @@ struct FallbackStatus {
 struct ChangeStatus {
   absl::Time time;
   std::string route;
-  std::string what;  // "stage", "circuit"
+  std::string what;  // "stage", "circuit", "drill"
   std::string from;
   std::string to;
   std::string cause;

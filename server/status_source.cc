@@ -25,7 +25,7 @@ std::string HostName() {
 std::string NoteOf(const RouteSnapshot& route) {
   if (!route.last_error.ok()) return std::string(route.last_error.message());
   if (!route.serving()) return "no artifact is loaded";
-  return route.lacks_evidence() ? std::string(RouteTable::kNeverApplies) : "";
+  return route.Caveats();
 }
 
 RouteStatus ToStatus(const RouteSnapshot& route) {

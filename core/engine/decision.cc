@@ -22,6 +22,7 @@ Decision Refused(guard::Refusal refusal, const guard::TransferSpec& spec) {
   decision.detail = std::move(refusal.detail);
   decision.token_ids_sha256 = spec.token_ids_sha256;
   decision.route = spec.route;
+  decision.drill = refusal.drill;
   return decision;
 }
 

@@ -40,6 +40,7 @@ struct Decision {
   std::vector<int32_t> dirty_pages;  // ascending; target pages a failed transfer may have written
   std::string token_ids_sha256;      // the request's
   std::string route;                 // the request's
+  bool drill = false;                // a fallback that was rehearsed
 
   bool applied() const { return outcome == guard::Outcome::kApplied; }
 };

@@ -148,6 +148,18 @@ Answer CheckRoute(const TransferSpec& spec, const RoutePolicy& policy,
   return std::nullopt;
 }
 
+// A sample of its own: with canary's, the requests that a small canary lets through would be the
+// first that are drilled.
+Answer CheckDrill(const TransferSpec& spec, const RoutePolicy& policy) {
+  const absl::StatusOr<bool> chosen =
+      Sampled(absl::StrCat(policy.salt, "/drill"), spec.request_id, policy.drill.share);
+  if (!chosen.ok()) return Refuse(Reason::kInternal, "drill: ", chosen.status().message());
+  if (!*chosen) return std::nullopt;
+  Refusal no = Fallback(policy.drill.reason, policy.drill.Sentence());
+  no.drill = true;
+  return no;
+}
+
 }  // namespace
 
 int64_t CoveredTokens(const TransferSpec& spec, const RoutePolicy& policy) {
@@ -182,6 +194,7 @@ std::variant<Admissible, Refusal> PreCheck(const TransferSpec& spec, const Route
                   policy.min_covered_tokens, ", got ", mapped,
                   "; the target computes the end of the prompt itself");
   }
+  if (Answer no = CheckDrill(spec, policy)) return *std::move(no);
   result.publish = policy.stage != RouteStage::kShadow;
   const absl::StatusOr<bool> shadow = Sampled(policy.salt, spec.request_id, policy.shadow_rate);
   if (!shadow.ok()) return Refuse(Reason::kInternal, "shadow: ", shadow.status().message());

@@ -46,6 +46,7 @@ int64_t CoveredTokens(const TransferSpec& spec, const RoutePolicy& policy);
 //   8 evidence (past shadow)                  unproven_pair
 //   9 canary share                            route_disabled
 //  10 covered tokens past first_token        not_worth_it
+//  11 drill                                  the reason that is rehearsed
 // What is wrong with the request is said before what the route's policy thinks of it. Positions are
 // checked when they are made (kv::Positions). Pure; nothing is allocated but the message.
 std::variant<Admissible, Refusal> PreCheck(const TransferSpec& spec, const RoutePolicy& policy,

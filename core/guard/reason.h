@@ -62,6 +62,7 @@ struct Refusal {
   Outcome outcome = Outcome::kFallbackReprefill;
   Reason reason = Reason::kInternal;
   std::string detail;
+  bool drill = false;  // rehearsed: nobody is to blame
 };
 
 inline Refusal Fallback(Reason reason, absl::string_view detail) {

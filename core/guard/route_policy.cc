@@ -21,6 +21,10 @@ absl::string_view Name(RouteStage stage) {
   return kNames[static_cast<size_t>(stage)];
 }
 
+std::string Drill::Sentence() const {
+  return absl::StrCat("drill: ", 100 * share, " % of transfers fall back with ", Name(reason));
+}
+
 absl::Status Validate(const RoutePolicy& p) {
   const auto share = [](double x) { return x >= 0 && x <= 1; };
   absl::Status status = Expect(share(p.canary_share), "canary_share", "0 to 1", p.canary_share);
@@ -36,6 +40,9 @@ absl::Status Validate(const RoutePolicy& p) {
   status.Update(Expect(p.native_tail >= 1, "native_tail", "1 or more", p.native_tail));
   status.Update(Expect(p.max_hops >= 1, "max_hops", "1 or more", p.max_hops));
   status.Update(Expect(share(p.shadow_rate), "shadow_rate", "0 to 1", p.shadow_rate));
+  status.Update(Expect(share(p.drill.share), "drill.share", "0 to 1", p.drill.share));
+  status.Update(Expect(!p.drill.on() || p.drill.reason != Reason::kNone, "drill.reason",
+                       "a reason beside a share above 0", Name(p.drill.reason)));
   return status;
 }
 

@@ -9,6 +9,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
+#include "core/guard/reason.h"
+
 namespace kvbridge::guard {
 
 enum class RouteStage : uint8_t {
@@ -18,6 +20,16 @@ enum class RouteStage : uint8_t {
   kLive,
 };
 absl::string_view Name(RouteStage stage);  // "off", "shadow", "canary", "live"
+
+// A rehearsal: a share of the transfers that passed every pre-check falls back with one reason.
+struct Drill {
+  Reason reason = Reason::kNone;
+  double share = 0;  // 0 to 1; 0 = no drill
+
+  bool on() const { return share > 0; }
+  std::string Sentence() const;  // "drill: 5 % of transfers fall back with overload"
+  friend bool operator==(const Drill&, const Drill&) = default;
+};
 
 struct RoutePolicy {
   RouteStage stage = RouteStage::kLive;
@@ -30,7 +42,8 @@ struct RoutePolicy {
   int32_t native_tail = 1;                    // tokens left to the target, at least 1
   int32_t max_hops = 1;                     // maps a cache may have been through, this one included
   double shadow_rate = 0;                   // share of requests whose callers prefill as well
-  std::string salt = "kvbridge-shadow-v1";  // of the shadow and canary samples
+  std::string salt = "kvbridge-shadow-v1";  // of the shadow, canary and drill samples
+  Drill drill;
 
   friend bool operator==(const RoutePolicy&, const RoutePolicy&) = default;
 };

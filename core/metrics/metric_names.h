@@ -67,6 +67,9 @@ inline constexpr MetricSpec kArtifactFitR2{
 inline constexpr MetricSpec kUnprovenRoutes{
     "kvbridge_unproven_routes", MetricType::kGauge, "pair",
     "1 when the route may serve an artifact without passing evidence."};
+inline constexpr MetricSpec kDrillShare{
+    "kvbridge_drill_share", MetricType::kGauge, "pair",
+    "Share of the route's transfers that fall back for a drill; 0 when none is on."};
 inline constexpr MetricSpec kMemoryPoolUsed{"kvbridge_memory_pool_used_bytes", MetricType::kGauge,
                                             "pool",
                                             "Bytes reserved by transfers; shm: of regions."};
@@ -163,6 +166,7 @@ inline constexpr MetricSpec kAllMetrics[] = {kBuildInfo,
                                              kArtifactBytes,
                                              kArtifactFitR2,
                                              kUnprovenRoutes,
+                                             kDrillShare,
                                              kMemoryPoolUsed,
                                              kMemoryPoolLimit,
                                              kDeviceInfo,

@@ -71,6 +71,7 @@ ServerMetrics::ServerMetrics(Options options)
       artifact_bytes_(AddGauge(kArtifactBytes, registry_)),
       artifact_fit_r2_(AddGauge(kArtifactFitR2, registry_)),
       unproven_routes_(AddGauge(kUnprovenRoutes, registry_)),
+      drill_share_(AddGauge(kDrillShare, registry_)),
       device_errors_(AddCounter(kDeviceErrors, registry_)),
       plans_(AddCounter(kPlans, registry_)),
       state_(AddGauge(kState, registry_)),
@@ -110,6 +111,7 @@ void ServerMetrics::AddPair(const std::string& pair) {
   }
   artifact_load_duration_.Add({{"pair", pair}}, kLoadBuckets);
   artifact_bytes_.Add({{"pair", pair}});
+  drill_share_.Add({{"pair", pair}});
   FitIs(pair, {});
   operations_.AddPair(pair);
 }
@@ -243,6 +245,10 @@ void ServerMetrics::FitIs(const std::string& pair, const ArtifactSample& sample)
 
 void ServerMetrics::UnprovenAllowed(absl::string_view pair, bool allowed) {
   unproven_routes_.Add({{"pair", Pair(pair)}}).Set(allowed ? 1 : 0);
+}
+
+void ServerMetrics::DrillIs(absl::string_view pair, double share) {
+  drill_share_.Add({{"pair", Pair(pair)}}).Set(share);
 }
 
 void ServerMetrics::StateIs(absl::string_view state) {

@@ -115,6 +115,7 @@ class ServerMetrics {
   void ArtifactResident(const ArtifactSample& sample);
   void ArtifactGone(absl::string_view pair);
   void UnprovenAllowed(absl::string_view pair, bool allowed);
+  void DrillIs(absl::string_view pair, double share);
   void StateIs(absl::string_view state);  // "starting", "ready", "degraded", "draining"
   void EventWritten(absl::string_view sink);
   void RpcStarted(const RpcMethod& method);
@@ -159,6 +160,7 @@ class ServerMetrics {
   Family<prometheus::Gauge>& artifact_bytes_;
   Family<prometheus::Gauge>& artifact_fit_r2_;
   Family<prometheus::Gauge>& unproven_routes_;
+  Family<prometheus::Gauge>& drill_share_;
   Family<prometheus::Counter>& device_errors_;
   Family<prometheus::Counter>& plans_;
   Family<prometheus::Gauge>& state_;

@@ -137,6 +137,36 @@ def test_a_stage_that_an_operator_set_outlives_reloads_of_other_things(server, c
     assert transfer(client).applied
 
 
+def test_a_drill_falls_back_for_all_to_see_until_it_ends(server, client):
+    assert server.change(routes=[{**ROUTE, "drill": {"reason": "internal", "share": 1}}]) == 1
+    rehearsed = [transfer(client) for _ in range(25)]  # more than a circuit waits for
+    sentence = "drill: 100 % of transfers fall back with internal"
+    assert {(r.reason, r.detail) for r in rehearsed} == {("internal", sentence)}
+    (route,) = client.health().routes
+    assert (route.detail, route.circuit) == (sentence, transfer_pb2.CIRCUIT_STATE_CLOSED)
+    assert [line["level"] for line in server.lines(sentence)] == ["warn"]
+    metrics = server.metrics()
+    assert metrics['kvbridge_drill_share{pair="pair"}'] == 1
+    assert metrics['kvbridge_fallbacks_total{class="internal",pair="pair",reason="internal"}'] == 25
+
+    assert server.change(routes=[{**ROUTE, "drill": {"reason": "internal", "share": 0}}]) == 1
+    assert transfer(client).applied
+    assert client.health().routes[0].detail == ""
+    assert server.metrics()['kvbridge_drill_share{pair="pair"}'] == 0
+
+
+def test_a_drill_takes_its_share_and_a_retry_gets_the_same_answer(server, client):
+    assert server.change(routes=[{**ROUTE, "drill": {"reason": "overload", "share": 0.25}}]) == 1
+    keys, values = random_cache(4)
+
+    def ask(number):
+        return client.transfer(keys=keys, values=values, route="pair", request_id=f"request-{number}", **SPECS).reason
+
+    first = [ask(number) for number in range(200)]
+    assert 25 < first.count("overload") < 75  # four sigma
+    assert [ask(number) for number in range(20)] == first[:20]
+
+
 def test_a_file_that_changes_is_read_without_a_signal(server):
     config = json.loads(server.path.read_text())
     config["routes"][0]["stage"] = "off"

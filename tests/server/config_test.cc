@@ -55,6 +55,7 @@ TEST(ConfigTest, FillsEveryDefaultOfTheProto) {
   EXPECT_EQ(config.routes(0).policy().max_abs(), 10000);
   EXPECT_EQ(config.routes(0).policy().salt(), "kvbridge-shadow-v1");
   EXPECT_FALSE(config.routes(0).policy().has_max_latency());
+  EXPECT_EQ(config.routes(0).drill().share(), 0);
   EXPECT_EQ(loaded->origins.at("engine.threads"), Origin::kDefault);
   EXPECT_EQ(loaded->origins.at("routes[0].name"), Origin::kFile);
 }
@@ -189,6 +190,12 @@ TEST(ConfigTest, ValidationNamesPathExpectedAndGot) {
             "routes[0].policy.max_abs: expected a number above 0, got 0");
   EXPECT_EQ(with("routes: [{name: a, artifact: x, canary_share: nan}]"),
             "routes[0].canary_share: expected 0 to 1, got nan");
+  EXPECT_EQ(with("routes: [{name: a, artifact: x, drill: {reason: overload, share: 2}}]"),
+            "routes[0].drill.share: expected 0 to 1, got 2");
+  EXPECT_EQ(with("routes: [{name: a, artifact: x, drill: {share: 0.1}}]"),
+            "routes[0].drill.reason: expected a reason beside a share above 0, got nothing");
+  EXPECT_THAT(with("routes: [{name: a, artifact: x, drill: {reason: unreachable}}]"),
+              HasSubstr("routes[0].drill.reason: expected one of invalid_request, "));
   EXPECT_EQ(with("metrics: {latency_buckets: [0.1, 0.1]}"),
             "metrics.latency_buckets[1]: expected a number above 0.1 (ascending, in seconds), got "
             "0.1");

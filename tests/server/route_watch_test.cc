@@ -35,6 +35,12 @@ TEST(RouteWatchTest, ARouteIsToBlameForWhatItDidWrong) {
   }
 }
 
+TEST(RouteWatchTest, ADrillSaysNothingAboutARoute) {
+  engine::Decision rehearsed = Ended(Reason::kDeviceError);
+  rehearsed.drill = true;
+  EXPECT_EQ(ResultOf(rehearsed), TryResult::kNeutral);
+}
+
 TEST(RouteWatchTest, BeingLateCountsOnlyWhenItWasTried) {
   EXPECT_EQ(ResultOf(Ended(Reason::kLatencyBudget)), TryResult::kNeutral);
   EXPECT_EQ(ResultOf(Ended(Reason::kLatencyBudget, 1)), TryResult::kBad);

@@ -273,6 +273,31 @@ TEST_F(PreCheckTest, CanaryTakesItsShareByHash) {
   EXPECT_EQ(Refused().reason, Reason::kRouteDisabled);
 }
 
+TEST_F(PreCheckTest, ADrillTakesItsShareByASampleOfItsOwn) {
+  policy_.stage = RouteStage::kCanary;
+  policy_.canary_share = 0.36;
+  policy_.drill = {Reason::kDeviceOom, 0.41};  // the bucket of req-1 is 0.4022...
+  const Refusal no = Refused();
+  EXPECT_EQ(no.outcome, Outcome::kFallbackReprefill);
+  EXPECT_EQ(no.reason, Reason::kDeviceOom);
+  EXPECT_EQ(no.detail, "drill: 41 % of transfers fall back with device_oom");
+  EXPECT_TRUE(no.drill);
+  policy_.drill.share = 0.4;
+  EXPECT_EQ(Covered(), 99);
+}
+
+TEST_F(PreCheckTest, WhatIsWrongInEarnestIsNoDrill) {
+  policy_.drill = {Reason::kDraining, 1};
+  spec_.hops = 1;
+  EXPECT_EQ(Refused().reason, Reason::kAppGate);
+  EXPECT_FALSE(Refused().drill);
+  spec_.hops = 0;
+  spec_.tokens = 1;
+  EXPECT_EQ(Refused().reason, Reason::kNotWorthIt);
+  spec_.tokens = 2;
+  EXPECT_EQ(Refused().reason, Reason::kDraining);
+}
+
 TEST_F(PreCheckTest, ShadowSampleIsTheGoldenOne) {
   policy_.shadow_rate = 0.36;
   EXPECT_TRUE(std::get<Admissible>(Check()).shadow_selected);

@@ -18,6 +18,7 @@ TEST(RoutePolicyTest, DefaultsAndExtremesAreValid) {
   policy.max_abs = std::numeric_limits<double>::infinity();
   policy.canary_share = policy.shadow_rate = 1;
   policy.max_latency = absl::Nanoseconds(1);
+  policy.drill = {Reason::kOverload, 1};
   EXPECT_TRUE(Validate(policy).ok());
 }
 
@@ -39,6 +40,15 @@ TEST(RoutePolicyTest, EachFieldOutOfRangeIsNamed) {
       {"max_hops", [](auto& p) { p.max_hops = 0; }},
       {"shadow_rate", [](auto& p) { p.shadow_rate = -0.1; }},
       {"shadow_rate", [&](auto& p) { p.shadow_rate = nan; }},
+      {"drill.share",
+       [&](auto& p) {
+         p.drill = {Reason::kOverload, nan};
+       }},
+      {"drill.share",
+       [](auto& p) {
+         p.drill = {Reason::kOverload, 1.5};
+       }},
+      {"drill.reason", [](auto& p) { p.drill.share = 0.1; }},
   };
   for (const Case& c : cases) {
     RoutePolicy policy;

@@ -79,6 +79,7 @@ TEST(ServerMetricsTest, EveryFamilyIsInTheListWithItsTypeAndLabels) {
   metrics.ArtifactLoad("pair-0", "ok", absl::Seconds(1));
   metrics.ArtifactResident({.pair = "pair-0", .artifact = "abc"});
   metrics.UnprovenAllowed("pair-0", true);
+  metrics.DrillIs("pair-0", 0.05);
   metrics.operations().CertificateExpires("server", absl::UnixEpoch() + absl::Hours(1));
   std::map<std::string, MetricSpec> listed;
   for (const MetricSpec& spec : kAllMetrics) listed.emplace(spec.name, spec);
