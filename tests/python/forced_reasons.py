@@ -1,4 +1,4 @@
-"""Every reason that a client can bring about: the routes of a server that gives it, and the stream that ends with it."""
+"""Every reason: the routes of a server that gives it, and the stream that ends with it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from conftest import ARTIFACT, ROUTE
 from test_attacks import VALUE, Paused, answer, cache, chunk, field, filled, header
 
-# Reasons that a client can bring about, and why it can't the others.
-NOT_FORCED = {
+# What no client can bring about here, each by a drill, and why.
+DRILLED = {
     "quality_probe": "reserved: no probe rejects a transfer",
     "device_oom": "the CPU backend takes its memory from the admission's",
     "device_error": "a CPU does not fail",
+    "draining": "it ends the server",
     "internal": "a bug",
 }
 TOKENS = 300  # of a transfer that is applied
@@ -34,7 +35,12 @@ def all_routes(folder):
         {**ROUTE, "name": "unproven", "allow_unproven": False},
         {**ROUTE, "name": "missing", "artifact": str(folder / "nothing")},
         {**ROUTE, "name": "damaged", "artifact": damaged_artifact(folder / "damaged")},
+        *({**ROUTE, "name": drill(reason), "drill": {"reason": reason, "share": 1}} for reason in DRILLED),
     ]
+
+
+def drill(reason):
+    return f"drill.{reason}"
 
 
 def named(route):
@@ -61,6 +67,7 @@ def streams():
         "artifact_unavailable": [header(TOKENS, named("missing"))],
         "artifact_integrity": [header(TOKENS, named("damaged"))],
         "transport": [header(), chunk(crc=1)],
+        **{reason: [header(TOKENS, named(drill(reason)))] for reason in DRILLED},
     }
 
 

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 from conftest import ARTIFACT, ROOT, binary
-from forced_reasons import NOT_FORCED, SETTINGS, all_routes, overload, streams
-from kvbridge.testing import LocalServer
+from forced_reasons import SETTINGS, all_routes, overload, streams
 from kvbridge.v1 import admin_pb2, admin_pb2_grpc, transfer_pb2, transfer_pb2_grpc, types_pb2
 from test_attacks import Paused, answer, connect, field, header, request
+from test_reload import Reloading
 
 OPERATIONS = os.environ.get("KVBRIDGE_OPERATIONS")
 if not OPERATIONS:
@@ -63,6 +63,12 @@ def change_routes(admin):
     admin.UnloadArtifact(admin_pb2.UnloadArtifactRequest(route="missing"))
 
 
+def rehearse(server, routes):
+    """A drill that begins, grows and ends."""
+    for drill in ({"reason": "overload", "share": 0.1}, {"reason": "overload", "share": 0.2}, {"share": 0}):
+        assert server.change(routes=[{**routes[0], "drill": drill}, *routes[1:]]) == 1
+
+
 def nobodys():
     """A header of two models that no route is for."""
     made = header(change=field("target.identity.revision", "2"))
@@ -87,10 +93,10 @@ def drain(server, stub, admin):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """Events by where they were printed, of a server that gave every reason that a client can bring about."""
+    """Events by where they were printed, of a server that gave every reason."""
     routes = all_routes(tmp_path_factory.mktemp("events"))
     settings = {**SETTINGS, "drain": {"delay": "0s", "deadline": "10s"}}
-    with LocalServer(binary("KVBRIDGED"), routes, settings) as server, connect(server) as channel:
+    with Reloading(binary("KVBRIDGED"), routes, settings) as server, connect(server) as channel:
         stub, admin = transfer_pb2_grpc.KvBridgeStub(channel), admin_pb2_grpc.AdminStub(channel)
         tail = Tail(server)
         while not server.metrics()['kvbridge_events_total{result="ok",sink="watch"}']:
@@ -102,8 +108,9 @@ def printed(tmp_path_factory):
         miss_deadlines(server, stub)
         assert overload(stub) == "overload"
         change_routes(admin)
+        rehearse(server, routes)
         paused = drain(server, stub, admin)
-        lines = tail.until(lambda event: event.get("reason") == "draining")
+        lines = tail.until(lambda event: event.get("detail") == "the server is shutting down")
         pages = json.loads(server.get("/eventz"))["events"]
         paused.cancel()
         tail.end()
@@ -130,7 +137,7 @@ def test_every_event_is_as_the_schema_says(printed, where):
 def test_every_reason_and_change_was_among_them(printed, where):
     events = printed[where]
     reasons = {event["reason"] for event in events if "reason" in event}
-    assert words(types_pb2.Reason, "REASON_") - reasons == set(NOT_FORCED)
+    assert words(types_pb2.Reason, "REASON_") == reasons
     assert {event["outcome"] for event in events if "outcome" in event} == words(types_pb2.Outcome, "OUTCOME_")
     changes = [(event["what"], event["from"], event["to"]) for event in events if "what" in event]
     assert changes == [
@@ -140,6 +147,9 @@ def test_every_reason_and_change_was_among_them(printed, where):
         ("stage", "canary", "live"),
         ("circuit", "closed", "open"),
         ("circuit", "open", "closed"),
+        ("drill", "off", "overload"),
+        ("drill", "overload", "overload"),
+        ("drill", "overload", "off"),
     ]
     assert [event["trace_id"] for event in events if "trace_id" in event] == [TRACE.split("-")[1]]
 

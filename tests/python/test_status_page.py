@@ -7,7 +7,7 @@ import json
 import pytest
 from chromium import VIEWS, Chromium
 from conftest import ROUTE, binary
-from forced_reasons import SETTINGS, all_routes, certificate, overload, streams
+from forced_reasons import DRILLED, SETTINGS, all_routes, certificate, drill, overload, streams
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, admin_pb2_grpc, transfer_pb2, transfer_pb2_grpc
 from test_attacks import answer, connect
@@ -61,7 +61,8 @@ def test_the_page_as_json_counts_what_happened(server):
     status = json.loads(server.get("/statusz?format=json"))
     assert status["schema"] == "kvbridge.status/v1"
     routes = {route["name"]: route for route in status["routes"]}
-    assert set(routes) == {"pair", "off", "unproven", "missing", "damaged"}
+    assert set(routes) == {"pair", "off", "unproven", "missing", "damaged", *map(drill, DRILLED)}
+    assert routes["drill.internal"]["note"] == "drill: 100 % of transfers fall back with internal"
     assert routes["pair"]["stage"] == "canary" and routes["pair"]["source"] == "kvbridge-family/small"
     assert routes["damaged"]["artifact"] == "" and "mapper.safetensors" in routes["damaged"]["note"]
     assert len(status["fallbacks"]) == 12 and status["fallbacks"][0]["reason"] == "overload"
