@@ -57,6 +57,7 @@ say "the inline plane"
 make big --layers 28 --heads 8 --head-dim 128 --top-k 1 --support head_local
 make in --source-layers 28 --layers 1 --heads 8 --head-dim 128 --top-k 1 --support head_local
 make out --source-layers 1 --layers 28 --heads 8 --head-dim 128 --top-k 1 --support head_local
+make local --layers 28 --heads 8 --head-dim 128 --top-k 8 --support head_local
 make micro --layers 2 --heads 2 --head-dim 64 --top-k 1 --support full
 cat >$data/kvbridged.yaml <<EOF
 listen: {grpc: ["unix:$data/kvbridged.sock"], admin: "off"}
@@ -64,7 +65,7 @@ limits: {max_inflight_bytes: 2GiB}
 memory: {socket: "$data/memory.sock"}
 drain: {delay: 0s}
 routes:
-$(for route in big in out micro; do
+$(for route in big in out local micro; do
   echo "  - {name: $route, artifact: $data/$route, allow_unproven: true, policy: {max_abs: 1000000}}"
 done)
 EOF
@@ -76,7 +77,7 @@ for _ in $(seq 100); do grep -q '"to":"ready"' $out/kvbridged.log && break; slee
 $bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route big in out --micro-route micro --reps 25 --pid $server >$out/transfer.json
 
 say "the region plane"
-$bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route big --plane region --artifact "$data/big" --reps 15 >$out/region.json
+$bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route local --plane region --artifact "$data/local" --reps 15 >$out/region.json
 
 "$venv/bin/python" bench/table.py $out | tee $out/table.md
 say "done: $out/table.md"
