@@ -162,7 +162,7 @@ def native(tmp_path_factory) -> Path:
 
 def settings(native: Path, **changes) -> RefineSettings:
     """Few and short windows."""
-    stated = dict(sequences=16, held_out=8, length=96, prefix=(40, 60), steps=6, batch=4, rate=1e-3, check=2)
+    stated = dict(sequences=16, held_out=8, length=96, prefix=(40, 60), tails=[1], steps=6, batch=4, rate=1e-3, check=2)
     return RefineSettings(
         artifact=native, source=FAMILY / "small", target=FAMILY / "large", texts=[TextSource("kjv", TEXT)],
         cli=Path(binary("KVBRIDGE_CLI")), **(stated | changes),
@@ -186,6 +186,23 @@ def test_kl_on_windows_that_were_not_trained_on_falls(native, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["refined"]
 
 
+def test_several_native_tails_count_alike(native, tmp_path):
+    class Seen(Exception):
+        pass
+
+    def first_look(tails):
+        def stop(progress):
+            raise Seen(progress.held_out)
+
+        with pytest.raises(Seen) as seen:
+            Refine(settings(native, sequences=4, tails=tails)).run(tmp_path / "out", stop)
+        return seen.value.args[0]
+
+    near, far, both = (first_look(tails) for tails in ([1], [25], [1, 25]))
+    assert far != pytest.approx(near, rel=0.01)
+    assert both == pytest.approx((near + far) / 2, rel=1e-5)
+
+
 def test_a_refinement_that_was_stopped_goes_on(native, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     Refine(settings(native)).run(whole)
@@ -207,6 +224,7 @@ def test_a_refinement_that_was_stopped_goes_on(native, tmp_path):
     ("options", "code", "message"),
     [
         (["--prefix", "60", "40"], 2, "prefix: expected two numbers"),
+        (["--tail", "1", "129"], 2, r"tail: expected numbers of 1 to 128, what a window has after the longest prefix, got [1, 129]"),
         (["--rate", "0"], 2, "rate: expected a number between 0 and 1"),
         (["--steps", "0"], 2, "steps: expected 1 or more, got 0"),
         (["--artifact", str(ARTIFACT)], 4, "expected a native one"),

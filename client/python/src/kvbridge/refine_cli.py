@@ -41,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     add("--length", type=int, default=512, help="tokens of each; default 512")
     add("--prefix", type=int, nargs=2, default=[256, 383], metavar=("LEAST", "MOST"),
         help="tokens of a window that are mapped, drawn for each step; default 256 383")  # fmt: skip
+    add("--tail", type=int, nargs="+", default=[1, 65], metavar="TOKENS",
+        help="native tails: what the target says before their last token does not count; of several, the mean; default 1 65")  # fmt: skip
     add("--steps", type=int, default=400, help="at most; default 400")
     add("--batch", type=int, default=8, help="windows of a step; default 8")
     add("--rate", type=float, default=3e-4, help="of a step, in units of the outputs' size; default 3e-4")
@@ -90,6 +92,7 @@ def _run(args: argparse.Namespace) -> int:
             held_out=args.held_out,
             length=args.length,
             prefix=(args.prefix[0], args.prefix[1]),
+            tails=args.tail,
             steps=args.steps,
             batch=args.batch,
             rate=args.rate,

@@ -48,6 +48,7 @@ class RefineSettings:
     held_out: int = 64  # windows that say when to stop
     length: int = 512  # tokens of each
     prefix: tuple[int, int] = (256, 383)  # least and most of them that are mapped
+    tails: Sequence[int] = (1, 65)  # native tails: what the target says before their last token does not count
     steps: int = 400
     batch: int = 8
     rate: float = 3e-4
@@ -180,7 +181,7 @@ class Refine:
         return int(np.random.default_rng([self.settings.seed, step]).integers(low, high + 1))
 
     def _loss(self, rows: Sequence[int], prefix: int) -> torch.Tensor:
-        """Mean KL of the tokens after a mapped prefix."""
+        """KL of what the target says after a mapped prefix and a native tail: the mean over the tails."""
         readings = [self._reading(row) for row in rows]
         device = self.settings.device
         x = torch.stack([r.columns[:prefix] for r in readings]).to(device)
@@ -192,7 +193,8 @@ class Refine:
             turned = rotate(key, positions, rope_of(self.target.spec, layer))
             cache.update(turned.bfloat16(), value.bfloat16(), layer)
         mapped = self._logits(self._ids[list(rows), prefix:-1], cache)
-        return (own.exp() * (own - mapped)).sum(-1).mean()
+        kl = (own.exp() * (own - mapped)).sum(-1)
+        return torch.stack([kl[:, tail - 1 :].mean() for tail in self.settings.tails]).mean()
 
     def _logits(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The target's log-probabilities after each token."""
@@ -240,7 +242,7 @@ class Refine:
             "target_weights_sha256": self.target.weights_sha256,
             "texts": text_digests(s.texts),
             "sequences": s.sequences, "held_out": s.held_out, "length": s.length, "prefix": list(s.prefix),
-            "steps": s.steps, "batch": s.batch, "rate": s.rate, "check": s.check, "patience": s.patience,
+            "tails": list(s.tails), "steps": s.steps, "batch": s.batch, "rate": s.rate, "check": s.check, "patience": s.patience,
             "seed": s.seed,
             "versions": {"kvbridge": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__},
         }  # fmt: skip
@@ -284,6 +286,11 @@ def _check(settings: RefineSettings) -> None:
     if not 1 <= least <= most <= settings.length - 2:
         raise CaptureError(
             f"prefix: expected two numbers of 1 to {settings.length - 2}, the lesser first, got {least} {most}", 2
+        )
+    longest = settings.length - 1 - most
+    if not settings.tails or not all(1 <= tail <= longest for tail in settings.tails):
+        raise CaptureError(
+            f"tail: expected numbers of 1 to {longest}, what a window has after the longest prefix, got {list(settings.tails)}", 2
         )
     if not 0 < settings.rate < 1:
         raise CaptureError(f"rate: expected a number between 0 and 1, got {settings.rate}", 2)
