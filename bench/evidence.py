@@ -132,8 +132,9 @@ class Family:
             for m, r in members
         ]
 
-    def variant(self, client: Client, route: Route, native_tail: int = 1):
-        """Maps through the service; a transfer that is not applied ends the measurement."""
+    def variant(self, client: Client, route: Route, native_tail: int = 1, prompt: int = ev.PROMPT):
+        """Maps a prompt's tokens but the native tail through the service; a transfer that is not applied ends the
+        measurement."""
 
         source, target = self.specs(route)
 
@@ -144,7 +145,7 @@ class Family:
                 source=source,
                 target=target,
                 route=route.name,
-                input_ids=ids[:, : ev.PROMPT],
+                input_ids=ids[:, :prompt],
                 native_tail=native_tail,
             )
             if moved.cache is None:

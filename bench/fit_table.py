@@ -46,7 +46,11 @@ def _order(key: str) -> tuple:
     return protocol.startswith("oracle"), -int(windows.split()[0]), int(protocol.split()[-1].replace("oracle", "0"))
 
 
+def put_between(document: Path, begin: str, end: str, text: str) -> None:
+    """Replaces what a page has between two markers."""
+    head, rest = document.read_text().split(begin)
+    document.write_text(head + begin + "\n" + text + end + rest.split(end)[1])
+
+
 def write_table() -> None:
-    text = DOCUMENT.read_text()
-    head, rest = text.split(BEGIN)
-    DOCUMENT.write_text(head + BEGIN + "\n" + table() + END + rest.split(END)[1])
+    put_between(DOCUMENT, BEGIN, END, table())
