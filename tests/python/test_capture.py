@@ -465,7 +465,7 @@ def test_text_sources_have_names(tmp_path):
     assert parse_text_source("code=a/b.txt") == TextSource("code", Path("a/b.txt"))
     assert parse_text_source("a/b.txt") == TextSource("b", Path("a/b.txt"))
     assert parse_text_source("a=1/b.txt") == TextSource("a", Path("1/b.txt"))
-    with pytest.raises(ValueError, match="expected domain=path"):
+    with pytest.raises(CaptureError, match="expected domain=path"):
         parse_text_source("=x")
 
 

@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvbridge.capture_errors import CaptureError, exit_code_of
 from kvbridge.capture_text import parse_text_source
@@ -104,17 +104,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    try:
-        texts = [parse_text_source(text) for text in args.text or ()]
-    except ValueError as error:
-        raise CaptureError(str(error), 2) from None
+    texts = [parse_text_source(text) for text in args.text or ()]
     from kvbridge.capture import Capture, CaptureSettings
-    from kvbridge.capture_models import Naming, check_device
-    from kvbridge.extra import transformers
+    from kvbridge.capture_models import Naming, prepare
 
-    logging: Any = transformers.utils.logging
-    logging.disable_progress_bar()
-    check_device(args.device)
+    prepare(args.device)
     capture = Capture(
         CaptureSettings(
             source=args.source,

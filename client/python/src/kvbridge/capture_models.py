@@ -121,8 +121,14 @@ def compute_dtype(dtype: Dtype, folder: ModelFolder, device: str) -> str:
     return "f32" if device == "cpu" else own.get(folder.spec.geometry.element_type, "bf16")
 
 
-def check_device(device: str) -> None:
-    """CaptureError when there is no such device."""
+def prepare(device: str, threads: int | None = None) -> None:
+    """What a command that runs models does first: transformers says nothing, torch has `threads` on the CPU. CaptureError
+    when there is no such device."""
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    if threads:
+        torch.set_num_threads(threads)
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:

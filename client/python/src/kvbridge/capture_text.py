@@ -52,12 +52,12 @@ class Window:
 
 
 def parse_text_source(text: str) -> TextSource:
-    """`domain=path`, or a path alone, whose domain is the file's name without its suffix."""
+    """`domain=path`, or a path alone, whose domain is the file's name without its suffix. CaptureError for neither."""
     domain, equals, path = text.partition("=")
     if not equals or "/" in domain:
         domain, path = Path(text).stem, text
     if not domain or not path:
-        raise ValueError(f"text: expected domain=path or a path, got {text!r}")
+        raise CaptureError(f"text: expected domain=path or a path, got {text!r}", 2)
     return TextSource(domain, Path(path))
 
 

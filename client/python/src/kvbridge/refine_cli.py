@@ -11,9 +11,9 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvbridge.capture_errors import CaptureError, exit_code_of
+from kvbridge.capture_errors import exit_code_of
 from kvbridge.capture_text import parse_text_source
 from kvbridge.programs import find_program
 
@@ -67,20 +67,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    try:
-        texts = [parse_text_source(text) for text in args.text]
-    except ValueError as error:
-        raise CaptureError(str(error), 2) from None
-    from kvbridge.capture_models import check_device
-    from kvbridge.extra import torch, transformers
+    texts = [parse_text_source(text) for text in args.text]
+    from kvbridge.capture_models import prepare
     from kvbridge.refine_run import Refine, RefineSettings
 
-    logging: Any = transformers.utils.logging
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    check_device(args.device)
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    prepare(args.device, args.threads)
     refine = Refine(
         RefineSettings(
             artifact=args.artifact,
