@@ -9,11 +9,35 @@
 #include "client/cli/host_checks.h"
 #include "client/cli/table.h"
 #include "core/base/status_macros.h"
+#include "kvbridge/v1/transfer.pb.h"
 
 namespace kvbridge::cli {
 namespace {
 
-// How a server answers, and whether its regions can be had from here.
+// What is to be known about its routes: one without an artifact, one that never applies, a drill.
+Finding CheckRoutes(const absl::StatusOr<v1::HealthResponse>& health) {
+  Finding routes{.check = "routes",
+                 .verdict = Verdict::kOk,
+                 .found = "all as they should be",
+                 .why = "their transfers fall back, and callers prefill",
+                 .advice = ""};
+  std::vector<std::string> notes;
+  if (health.ok()) {
+    for (const v1::RouteHealth& route : health->routes()) {
+      if (route.detail().empty()) continue;
+      notes.push_back(absl::StrCat(route.route(), ": ", Printable(route.detail())));
+    }
+  } else {
+    notes.emplace_back(health.status().message());
+  }
+  if (notes.empty()) return routes;
+  routes.verdict = Verdict::kWarn;
+  routes.found = absl::StrJoin(notes, "; ");
+  routes.advice = "load or validate what is missing; end a drill with share 0 in the configuration";
+  return routes;
+}
+
+// How a server answers, how its routes are, and whether its regions can be had from here.
 std::vector<Finding> CheckServer(const ServerAccess& access) {
   Finding server{.check = "server",
                  .verdict = Verdict::kOk,
@@ -32,7 +56,8 @@ std::vector<Finding> CheckServer(const ServerAccess& access) {
   server.found =
       absl::StrCat("version ", told->version(), ", ", told->backend(), ", ", told->routes_size(),
                    " routes, ", absl::StrJoin(told->features(), " "));
-  return {server, CheckSideSocket(told->memory_socket())};
+  return {server, CheckRoutes((*client)->Health("", access.Timeout())),
+          CheckSideSocket(told->memory_socket())};
 }
 
 std::string Text(const std::vector<Finding>& findings, bool color) {

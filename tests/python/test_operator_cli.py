@@ -80,8 +80,8 @@ def test_events_are_tailed_until_interrupted(server):
 
 # --- bench
 
-LOCALLY = ["--artifact", ROUTE["artifact"], "--source-config", ROUTE["source_config"], "--target-config",
-           ROUTE["target_config"], "--allow-unproven"]  # fmt: skip
+CONFIGS = ["--source-config", ROUTE["source_config"], "--target-config", ROUTE["target_config"]]
+LOCALLY = ["--artifact", ROUTE["artifact"], *CONFIGS, "--allow-unproven"]
 
 
 def bench(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict]:
@@ -229,6 +229,14 @@ def test_every_command_gets_in_by_the_same_flags(guarded, tmp_path):
         assert strange.returncode == 3 and "bearer token" in strange.stderr, (arguments, strange)
     assert read_cache(target).keys.shape[2] == 23
     assert "version 0." in guarded.run("doctor").stdout
+
+
+def test_a_drill_is_named_wherever_an_operator_looks():
+    route = {**ROUTE, "drill": {"reason": "overload", "share": 0.5}}
+    sentence = "drill: 50 % of transfers fall back with overload"
+    with LocalServer(binary("KVBRIDGED"), [route]) as server:
+        for command in (("routes", "list"), ("top", "--once", "--interval", "0.1"), ("doctor",)):
+            assert sentence in run(*command, "--server", server.address).stdout, command
 
 
 def test_what_keeps_a_command_out_is_said_by_its_flag(guarded, tmp_path):
