@@ -17,6 +17,7 @@
 #include "client/cli/number_checks.h"
 #include "client/cli/suggest.h"
 #include "core/usage/command_tree.h"
+#include "proto/kvbridge/v1/traceparent.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -123,6 +124,12 @@ void AddTransfer(CLI::App& root, Flags& flags, const std::stop_token& stop) {
       ->check(NonNegative)
       ->capture_default_str();
   app->add_option("--hops", r.hops, "Maps the cache has been through already")->check(NonNegative);
+  app->add_option("--trace-parent", r.traceparent,
+                  "W3C traceparent of your span, for the server's log; default: $TRACEPARENT")
+      ->check([](const std::string& text) {
+        return wire::ParseTraceparent(text) ? "" : "expected a W3C traceparent, got " + text;
+      })
+      ->needs("--server");
   app->add_flag("--fail-on-fallback", f.fail_on_fallback, "Exit 1 unless applied");
 }
 

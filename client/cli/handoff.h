@@ -40,6 +40,7 @@ struct HandoffRequest {
   std::optional<double> max_latency_seconds;
   double deadline_seconds = 300;
   int32_t hops = 0;
+  std::string traceparent;  // W3C, of the caller's span; for servers. Empty = none
 };
 
 // Thread contract: one thread.

@@ -114,6 +114,7 @@ class RemoteHandoff final : public Handoff {
     client::TransferOptions options;
     options.deadline = absl::Seconds(request.deadline_seconds);
     options.plane = plane_;
+    options.traceparent = request.traceparent;
     v1::TransferHeader& header = options.header;
     header.set_request_id(IdOf(request));
     header.set_route(route_.route());

@@ -1,4 +1,5 @@
 // kvbridge transfer: from one cache file to another, in this process or by a server.
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "client/cli/transfer_report.h"
 #include "core/artifact/cache_file.h"
 #include "core/base/status_macros.h"
+#include "proto/kvbridge/v1/traceparent.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -22,21 +24,34 @@ absl::Status WriteCovered(const std::string& path, int64_t covered, artifact::Ca
   return artifact::WriteCacheFile(path, answer);
 }
 
-absl::StatusOr<TransferReport> Transfer(const TransferFlags& flags, const Output& output,
-                                        const std::stop_token& stop) {
+absl::StatusOr<TransferReport> Transfer(const TransferFlags& flags, const HandoffRequest& request,
+                                        const Output& output, const std::stop_token& stop) {
   KVB_ASSIGN_OR_RETURN(const artifact::CacheFile source, artifact::ReadCacheFile(flags.in));
   KVB_ASSIGN_OR_RETURN(const auto handoff, OpenHandoff(flags.by, source.view.tokens, output));
   artifact::CacheFile answer = AnswerFor(handoff->target(), source);
   absl::StatusOr<TransferReport> report;
   {
     const Progress progress("transferring", output.quiet());
-    report = handoff->Run(flags.request, source, answer, stop);
+    report = handoff->Run(request, source, answer, stop);
   }
   if (report.ok() && report->applied()) {
     KVB_RETURN_IF_ERROR(WriteCovered(flags.out, report->covered_tokens, std::move(answer)));
     report->out = flags.out;
   }
   return report;
+}
+
+// The caller's span where no flag states it: the variable that otel-cli and its like set. Whoever
+// asks for a transfer did not write it, and so a malformed one is no mistake of theirs.
+HandoffRequest WithTrace(HandoffRequest request, const Output& output) {
+  const char* span = std::getenv("TRACEPARENT");
+  if (!request.traceparent.empty() || span == nullptr || *span == '\0') return request;
+  if (wire::ParseTraceparent(span).has_value()) {
+    request.traceparent = span;
+  } else {
+    output.Note("TRACEPARENT is ignored: it is no W3C traceparent");
+  }
+  return request;
 }
 
 }  // namespace
@@ -47,7 +62,8 @@ absl::StatusOr<ExitCode> RunTransfer(const TransferFlags& flags, const Output& o
   if (std::filesystem::equivalent(flags.in, flags.out, absent)) {
     return absl::InvalidArgumentError("--out: expected another file than --in, got the same");
   }
-  KVB_ASSIGN_OR_RETURN(const TransferReport report, Transfer(flags, output, stop));
+  KVB_ASSIGN_OR_RETURN(const TransferReport report,
+                       Transfer(flags, WithTrace(flags.request, output), output, stop));
   KVB_RETURN_IF_ERROR(output.Emit(ToJson(report), [&](bool) { return ToText(report); }));
   if (report.applied()) return ExitCode::kOk;
   if (report.reason == "unproven_pair" && flags.by.server.address.empty()) {

@@ -65,6 +65,8 @@ TransferReport ReportOf(const client::TransferResult& result, int64_t tokens) {
     report.stage_seconds.emplace_back(stage.stage(), stage.seconds());
   }
   report.seconds = absl::ToDoubleSeconds(result.timings.total);
+  report.trace_id = result.trace_id;
+  report.span_id = result.span_id;
   return report;
 }
 
@@ -91,6 +93,8 @@ base::Json ToJson(const TransferReport& report) {
           {"saturated_elements", report.saturated_elements},
           {"stage_seconds", stages},
           {"seconds", report.seconds},
+          {"trace_id", report.trace_id},
+          {"span_id", report.span_id},
           {"out", report.out}};
 }
 
@@ -122,6 +126,7 @@ std::string ToText(const TransferReport& report) {
        {"saturated", saturated},
        {"stages", stages},
        {"time", absl::StrFormat("%.3f s", report.seconds)},
+       {"trace", report.trace_id},
        {"out", report.out}});
 }
 

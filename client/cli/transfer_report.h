@@ -34,7 +34,9 @@ struct TransferReport {
   int64_t saturated_elements = 0;
   std::vector<std::pair<std::string, double>> stage_seconds;
   double seconds = 0;
-  std::string out;  // the file; empty unless applied
+  std::string trace_id;  // of the caller's trace, as the server's log has it; empty = none
+  std::string span_id;   // the server's
+  std::string out;       // the file; empty unless applied
 
   bool applied() const { return outcome == "applied"; }
 };

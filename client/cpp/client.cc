@@ -23,6 +23,7 @@
 #include "grpcpp/channel.h"
 #include "kvbridge/v1/admin.grpc.pb.h"
 #include "kvbridge/v1/transfer.grpc.pb.h"
+#include "proto/kvbridge/v1/traceparent.h"
 
 namespace kvbridge::client {
 namespace {
@@ -333,6 +334,10 @@ class Client::Impl {
                             const v1::TransferHeader& header, TransferResult* result) {
     result->bytes_sent = report.bytes_sent;
     result->timings = report.timings;
+    if (auto span = wire::ParseTraceparent(report.traceparent)) {
+      result->trace_id = std::move(span->trace_id);
+      result->span_id = std::move(span->span_id);
+    }
     if (report.decision.has_value()) result->decision = *std::move(report.decision);
     const v1::Decision& decision = result->decision;
     if (report.status.ok() && decision.outcome() == v1::OUTCOME_UNSPECIFIED) {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/chunk_source.h"
+#include "proto/kvbridge/v1/traceparent.h"
 
 namespace kvbridge::client {
 namespace {
@@ -34,11 +36,34 @@ absl::Status StateGeometry(const CacheView<Byte>& view, absl::string_view field,
   return absl::OkStatus();
 }
 
+// The least that everybody has to pass on.
+constexpr size_t kMaxTracestate = 512;
+
+absl::Status CheckTrace(const TransferOptions& options) {
+  const std::string& parent = options.traceparent;
+  const std::string& state = options.tracestate;
+  if (!parent.empty() && !wire::ParseTraceparent(parent).has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "traceparent: expected W3C's version-trace-span-flags in lower-case hexadecimal, got ",
+        parent.size(), " bytes of another shape"));
+  }
+  const bool sound = state.size() <= kMaxTracestate &&
+                     std::all_of(state.begin(), state.end(), absl::ascii_isprint);
+  if (!sound || (parent.empty() && !state.empty())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tracestate: expected at most ", kMaxTracestate,
+                     " printable ASCII characters beside a traceparent, got ", state.size(),
+                     parent.empty() ? " bytes without one" : " bytes"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<v1::TransferHeader> MakeHeader(const TransferOptions& options,
                                               const SourceView& source, const TargetView& target) {
   if (absl::Status status = Validate(source, "source"); !status.ok()) return status;
+  if (absl::Status status = CheckTrace(options); !status.ok()) return status;
   const bool elsewhere = options.header.target_selection().has_pool();
   if (absl::Status status =
           elsewhere ? Validate(target.shape, "target") : Validate(target, "target");

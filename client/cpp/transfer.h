@@ -40,6 +40,11 @@ struct TransferOptions {
   absl::Duration deadline = absl::InfiniteDuration();
   PlaneChoice plane = PlaneChoice::kAuto;
 
+  // W3C Trace Context of the caller, passed on: the transfer is a span of its trace, which the
+  // server's log and events name. Empty = none. `tracestate` goes beside a traceparent only.
+  std::string traceparent;
+  std::string tracestate;
+
   // Appending: what the target holds, and the ids of the source's tokens. Tokens that both share
   // are left alone; all are mapped again when the server has another artifact now, or when hops
   // differ. Borrowed. The header's own first_token is for callers who know better.
@@ -88,6 +93,10 @@ struct TransferResult {
   int64_t bytes_received = 0;  // payload
   Timings timings;
   int attempts = 0;  // 0 when the circuit was open
+  // Of the options' trace, and of the server's span in it, as its log and events have them; empty
+  // where no server answered, or there was no trace.
+  std::string trace_id;
+  std::string span_id;
 
   bool applied() const { return outcome == v1::OUTCOME_APPLIED; }
 };

@@ -21,6 +21,7 @@ namespace kvbridge::client {
 namespace {
 
 constexpr char kMethod[] = "/kvbridge.v1.KvBridge/Transfer";
+constexpr char kTraceparent[] = "traceparent";
 
 // Reads and writes run on gRPC's threads, one of each at a time, beside each other: what only reads
 // touch and what only writes touch needs no lock. They meet in `write_gate_` and `stopped_`.
@@ -31,6 +32,10 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   CallReport Run(const std::shared_ptr<grpc::Channel>& channel) {
     if (request_.deadline < absl::InfiniteFuture()) {
       context_.set_deadline(absl::ToChronoTime(request_.deadline));
+    }
+    if (const TransferOptions& options = request_.options; !options.traceparent.empty()) {
+      context_.AddMetadata(kTraceparent, options.traceparent);
+      if (!options.tracestate.empty()) context_.AddMetadata("tracestate", options.tracestate);
     }
     v1::TransferRequest first;
     *first.mutable_header() = request_.header;
@@ -85,6 +90,10 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
 
   void OnDone(const grpc::Status& status) override {
     report_.status = FromGrpcStatus(status);
+    const auto& trailing = context_.GetServerTrailingMetadata();
+    if (const auto span = trailing.find(kTraceparent); span != trailing.end()) {
+      report_.traceparent.assign(span->second.data(), span->second.size());
+    }
     if (report_.status.ok() && !report_.decision.has_value()) {
       report_.status = absl::DataLossError("the server closed the stream without Completed");
     }

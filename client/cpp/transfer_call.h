@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <stop_token>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -28,6 +29,7 @@ struct CallReport {
   int64_t covered_tokens = 0;                    // as accepted
   v1::Plane peer_plane = v1::PLANE_UNSPECIFIED;  // as accepted, where the server has sent it on
   std::optional<v1::Decision> decision;
+  std::string traceparent;  // of the server's span; empty = none came
   int64_t bytes_sent = 0;
   Timings timings;  // all but total
 };

@@ -123,8 +123,36 @@ TEST_F(ClientTest, TheTokenOfTheMomentGoesWithTheCall) {
   auto client = Connect(server.target());
   for (const char* token : {"Bearer t1", "Bearer t2"}) {
     EXPECT_TRUE(Transfer(*client).value().applied());
-    EXPECT_EQ(server.last_authorization(), token);
+    EXPECT_EQ(server.last_metadata("authorization"), token);
   }
+}
+
+TEST_F(ClientTest, TheCallersTraceGoesWithTheCallAndTheServersSpanComesBack) {
+  const std::string trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+  for (const Behaviour behaviour :
+       {Behaviour::kIdentity, Behaviour::kRefuse, Behaviour::kErrorStatus}) {
+    FakeKvbridgeServer server({.behaviour = behaviour});
+    auto client = Connect(server.target());
+    EXPECT_EQ(Transfer(*client).value().trace_id, "");
+    EXPECT_EQ(server.last_metadata("traceparent"), "");
+    transfer_.traceparent = "00-" + trace + "-00f067aa0ba902b7-01";
+    transfer_.tracestate = "vendor=x";
+    const TransferResult result = Transfer(*client).value();
+    EXPECT_EQ(server.last_metadata("traceparent"), transfer_.traceparent);
+    EXPECT_EQ(server.last_metadata("tracestate"), "vendor=x");
+    EXPECT_EQ(result.trace_id, trace);
+    EXPECT_EQ(result.span_id, "00f067aa0ba902b0");
+    transfer_.traceparent = transfer_.tracestate = "";
+  }
+}
+
+TEST_F(ClientTest, WhatIsNoTraceIsRefused) {
+  auto client = Connect(kNobody);
+  transfer_.traceparent = "00-abc";
+  EXPECT_THAT(Transfer(*client).status().message(), HasSubstr("traceparent: expected W3C's"));
+  transfer_.traceparent = "";
+  transfer_.tracestate = "vendor=x";
+  EXPECT_THAT(Transfer(*client).status().message(), HasSubstr("tracestate: expected at most 512"));
 }
 
 TEST_F(ClientTest, ATokenLeavesTheHostByTlsOnly) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "kvbridge/v1/admin.grpc.pb.h"
 #include "kvbridge/v1/transfer.grpc.pb.h"
 #include "proto/kvbridge/v1/crc32c.h"
+#include "proto/kvbridge/v1/traceparent.h"
 #include "tests/support/notification.h"
 
 namespace kvbridge::test {
@@ -70,7 +72,7 @@ struct FakeKvbridgeServer::Server {
   const Options options;
   mutable base::Mutex mutex;
   v1::TransferHeader last_header ABSL_GUARDED_BY(mutex);
-  std::string last_authorization ABSL_GUARDED_BY(mutex);
+  std::map<std::string, std::string> last_metadata ABSL_GUARDED_BY(mutex);
   int calls ABSL_GUARDED_BY(mutex) = 0;
   int64_t payload_chunks ABSL_GUARDED_BY(mutex) = 0;
   test::Notification stalled;
@@ -93,11 +95,12 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
       base::MutexLock lock(&server_->mutex);
       call = server_->calls++;
       server_->last_header = request.header();
-      const auto token = context->client_metadata().find("authorization");
-      server_->last_authorization = token == context->client_metadata().end()
-                                        ? ""
-                                        : std::string(token->second.data(), token->second.size());
+      server_->last_metadata.clear();
+      for (const auto& [name, value] : context->client_metadata()) {
+        server_->last_metadata[{name.data(), name.size()}] = {value.data(), value.size()};
+      }
     }
+    GoOnWithTrace(context);
     if (call < options.unavailable_calls) return {grpc::StatusCode::UNAVAILABLE, "starting"};
     if (options.behaviour == Behaviour::kRefuse) {
       v1::TransferEvent completed;
@@ -210,6 +213,15 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
   }
 
  private:
+  // Its span is the caller's, with another last digit.
+  static void GoOnWithTrace(grpc::ServerContext* context) {
+    const auto caller = context->client_metadata().find("traceparent");
+    if (caller == context->client_metadata().end()) return;
+    auto span = wire::ParseTraceparent({caller->second.data(), caller->second.size()}).value();
+    span.span_id.back() = span.span_id.back() == '0' ? '1' : '0';
+    context->AddTrailingMetadata("traceparent", span.ToString());
+  }
+
   int64_t Accept(const v1::TransferHeader& header, Stream* stream) {
     const int64_t tokens = header.source_selection().tokens();
     const int64_t prompt = header.prompt_tokens() == 0 ? tokens : header.prompt_tokens();
@@ -298,9 +310,10 @@ std::string FakeKvbridgeServer::target() const {
   return absl::StartsWith(address, "unix:") ? address : absl::StrCat("127.0.0.1:", server_->port);
 }
 
-std::string FakeKvbridgeServer::last_authorization() const {
+std::string FakeKvbridgeServer::last_metadata(const std::string& name) const {
   base::MutexLock lock(&server_->mutex);
-  return server_->last_authorization;
+  const auto found = server_->last_metadata.find(name);
+  return found == server_->last_metadata.end() ? "" : found->second;
 }
 
 v1::TransferHeader FakeKvbridgeServer::last_header() const {

@@ -50,7 +50,7 @@ class FakeKvbridgeServer {
   std::string target() const;
   // Of the last Transfer; `calls` counts all of them.
   v1::TransferHeader last_header() const;
-  std::string last_authorization() const;  // its metadata; empty = none
+  std::string last_metadata(const std::string& name) const;  // its; empty = none
   int calls() const;
   int64_t payload_chunks() const;
   // kStall has sent its chunk.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from kvbridge.cargo import Cargo
 from kvbridge.chunks import DamagedAnswer
 from kvbridge.progress import LayerProgress
 from kvbridge.result import TransferCancelled, TransferResult, fallback, from_decision, plane_word
+from kvbridge.trace import TRACEPARENT, answered_ids
 from kvbridge.v1 import transfer_pb2, types_pb2
 
 # Status codes are for calls that the server could not answer; each becomes a reason to prefill.
@@ -87,6 +89,16 @@ class _Gate:
         return self.opened
 
 
+def _with_trace(
+    result: TransferResult, call: Any, metadata: tuple[tuple[str, str], ...]
+) -> TransferResult:
+    """With the ids of the server's span. Waits for the call's end where the caller is traced."""
+    if all(name != TRACEPARENT for name, _ in metadata):
+        return result
+    trace_id, span_id = answered_ids(call.trailing_metadata())
+    return dataclasses.replace(result, trace_id=trace_id, span_id=span_id)
+
+
 class Attempt:
     """Runs once."""
 
@@ -121,7 +133,7 @@ class Attempt:
         if cancel is not None:
             cancel.attach(call)
         try:
-            return self._read(call)
+            return _with_trace(self._read(call), call, metadata)
         except DamagedAnswer as error:
             return fallback("transport", str(error))
         except grpc.RpcError as error:
@@ -130,7 +142,8 @@ class Attempt:
             reason = _REASON_OF_STATUS.get(error.code(), "internal")
             if reason == "unreachable" and self.accepted:
                 reason = "transport"
-            return fallback(reason, f"{error.code().name}: {error.details()}")
+            refused = fallback(reason, f"{error.code().name}: {error.details()}")
+            return _with_trace(refused, call, metadata)
         finally:
             self._gate.close()
             call.cancel()  # no-op once it has ended

@@ -53,6 +53,7 @@ from kvbridge.result import (
     fallback,
 )
 from kvbridge.staging import Staging
+from kvbridge.trace import trace_metadata
 from kvbridge.v1 import admin_pb2, admin_pb2_grpc, plan_pb2, transfer_pb2, transfer_pb2_grpc, types_pb2
 
 _TRANSFER = "/kvbridge.v1.KvBridge/Transfer"
@@ -229,6 +230,8 @@ class Client(Closing):
         on_source_released: Callable[[], None] | None = None,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
+        traceparent: str = "",
+        tracestate: str = "",
         metadata: Sequence[tuple[str, str]] = (),
     ) -> TransferResult:
         """Turns the source model's cache into the target's.
@@ -256,10 +259,12 @@ class Client(Closing):
         ready: how many tokens of the source are there, ever more (SourceProgress), while prefill goes on;
         default: all. on_layers(begin, end): these layers of the target are whole, called in order on this
         thread; they are good, but the transfer may still fall back. on_source_released: source pages may be
-        reused.
+        reused. traceparent, tracestate: the caller's W3C trace context; the transfer is a span of its trace, which
+        the server's log and events name, and the result.
 
         Every end of a transfer is a result (see on_fallback), an answer only after each byte of it was
-        checked. Raises ValueError for arrays that are no cache, TransferCancelled after cancel().
+        checked. Raises ValueError for arrays that are no cache and for what is no trace context,
+        TransferCancelled after cancel().
         """
         started = time.monotonic()
         plane = self._plane if plane is None else plane
@@ -299,7 +304,7 @@ class Client(Closing):
             plane,
             started + (self._timeout if timeout is None else timeout),
             Listener(cancel, on_layers, on_source_released),
-            tuple(metadata),
+            (*metadata, *trace_metadata(traceparent, tracestate)),
         )
         try:
             result = self._after(prefix, token_ids, request)

@@ -64,6 +64,10 @@ class TransferResult:
     plane_detail: str = ""  # one sentence for a person
     peer_plane: str = ""  # "ucx" or "inline": how they travelled on to the peer; empty without one
     map_side: str = ""  # "target": mapped at the peer; empty: mapped by the server itself
+    # Of the caller's trace, and of the server's span in it, as its log and events have them; empty where no server
+    # answered, or no traceparent was given
+    trace_id: str = ""
+    span_id: str = ""
 
     @property
     def applied(self) -> bool:
