@@ -8,7 +8,7 @@ models and caches are float32. Start a server with all of a family's artifacts, 
 
     python bench/evidence.py --kvbridged build/release/server/kvbridged --family FAMILY
 
-Native artifacts instead, into the tables of docs/method.md (fit_table.py) where they have a name there:
+Native artifacts instead, networks too, into the tables of docs/method.md (fit_table.py) where they have a name there:
 
     python bench/evidence.py --kvbridged … --family FAMILY --tails 17 65 --artifacts "all planes=FITTED" OTHER
 """
