@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 #include "CLI/CLI.hpp"
@@ -13,6 +12,7 @@
 #include "client/cli/progress.h"
 #include "client/cli/table.h"
 #include "core/artifact/artifact.h"
+#include "core/base/clock.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
 #include "core/usage/command_tree.h"
@@ -97,7 +97,7 @@ void AddMlpOptions(CLI::App* app, MlpFlags& f) {
 
 absl::StatusOr<ExitCode> RunFitMlp(const MlpFlags& flags, const Output& output,
                                    const std::stop_token& stop) {
-  const absl::Time started = absl::Now();
+  const absl::Time started = base::SteadyNow();
   if (!flags.overwrite && fs::exists(flags.out)) {
     return absl::AlreadyExistsError(
         absl::StrCat(flags.out, ": expected a new folder, or --overwrite"));
@@ -130,7 +130,7 @@ absl::StatusOr<ExitCode> RunFitMlp(const MlpFlags& flags, const Output& output,
                          {"digest", digest},
                          {"verdict", "UNPROVEN"},
                          {"bytes", StoredBytes(solution->mapper)},
-                         {"seconds", absl::ToDoubleSeconds(absl::Now() - started)},
+                         {"seconds", absl::ToDoubleSeconds(base::SteadyNow() - started)},
                          {"network", solution->provenance.calibration["network"]}};
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) { return Summary(document, color); }));
   return ExitCode::kOk;

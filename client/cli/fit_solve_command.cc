@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include <sys/resource.h>
 
@@ -15,6 +14,7 @@
 #include "client/cli/table.h"
 #include "core/artifact/artifact.h"
 #include "core/artifact/hf_weights.h"
+#include "core/base/clock.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
 #include "core/fit/moments_file.h"
@@ -162,7 +162,7 @@ absl::StatusOr<fit::Solution> SolveWithProgress(const fit::MomentsFile& file,
 
 absl::StatusOr<ExitCode> RunFitSolve(const SolveFlags& flags, const Output& output,
                                      const std::stop_token& stop) {
-  const absl::Time started = absl::Now();
+  const absl::Time started = base::SteadyNow();
   if (!flags.overwrite && std::filesystem::exists(flags.out)) {
     return absl::AlreadyExistsError(
         absl::StrCat(flags.out, ": expected a new folder, or --overwrite"));
@@ -186,7 +186,7 @@ absl::StatusOr<ExitCode> RunFitSolve(const SolveFlags& flags, const Output& outp
                          {"digest", digest},
                          {"verdict", "UNPROVEN"},
                          {"key_norm", normalised ? "k_norm" : "none"},
-                         {"seconds", absl::ToDoubleSeconds(absl::Now() - started)},
+                         {"seconds", absl::ToDoubleSeconds(base::SteadyNow() - started)},
                          {"peak_bytes", PeakBytes()},
                          {"calibration", solution.provenance.calibration}};
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) { return Summary(document, color); }));

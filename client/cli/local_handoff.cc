@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cli/handoff.h"
 #include "client/cli/local_models.h"
@@ -50,11 +49,11 @@ class LocalHandoff final : public Handoff {
                                      const std::stop_token& stop) override {
     const guard::RoutePolicy policy = {.allow_unproven = allow_unproven_,
                                        .max_hops = request.hops + 1};
-    const absl::Time started = absl::Now();
+    const absl::Time started = base::SteadyNow();
     const engine::Decision decision =
         engine::RunLocal(*engine_, SpecOf(request, source), policy, pin_, source.view, answer.view);
     if (stop.stop_requested()) return absl::CancelledError("interrupted");
-    return ReportOf(decision, source.view.tokens, absl::Now() - started);
+    return ReportOf(decision, source.view.tokens, base::SteadyNow() - started);
   }
 
  private:
@@ -70,7 +69,7 @@ class LocalHandoff final : public Handoff {
     spec.prompt_tokens = request.prompt_tokens;
     spec.hops = request.hops;
     spec.native_tail = request.native_tail;
-    spec.deadline = absl::Now() + absl::Seconds(request.deadline_seconds);
+    spec.deadline = base::SteadyNow() + absl::Seconds(request.deadline_seconds);
     if (request.max_latency_seconds) {
       spec.max_latency = absl::Seconds(*request.max_latency_seconds);
     }

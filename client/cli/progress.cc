@@ -3,9 +3,10 @@
 #include <cstdio>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include <unistd.h>
+
+#include "core/base/clock.h"
 
 namespace kvbridge::cli {
 
@@ -24,18 +25,18 @@ void Progress::Update(std::string what) {
 }
 
 void Progress::Run() {
-  const absl::Time started = absl::Now();
+  const absl::Time started = base::SteadyNow();
   const bool terminal = isatty(STDERR_FILENO) != 0;
   absl::Duration wait = absl::Seconds(2);
   while (!done_.WaitForNotificationWithTimeout(wait)) {
-    const auto seconds = static_cast<int>(absl::ToInt64Seconds(absl::Now() - started));
+    const auto seconds = static_cast<int>(absl::ToInt64Seconds(base::SteadyNow() - started));
     {
       const base::MutexLock lock(&mutex_);
       std::fprintf(stderr, terminal ? "\r\x1b[K%s: %d s" : "%s: %d s\n", what_.c_str(), seconds);
     }
     wait = terminal ? absl::Seconds(1) : absl::Seconds(10);
   }
-  if (terminal && absl::Now() - started > absl::Seconds(2)) std::fprintf(stderr, "\r\x1b[K");
+  if (terminal && base::SteadyNow() - started > absl::Seconds(2)) std::fprintf(stderr, "\r\x1b[K");
 }
 
 }  // namespace kvbridge::cli

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/time/clock.h"
 
 #include "client/cli/commands.h"
 #include "client/cli/screen.h"
 #include "client/cli/server_load.h"
 #include "client/cli/top_view.h"
 #include "client/cli/top_window.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/status_macros.h"
 #include "kvbridge/v1/transfer.pb.h"
@@ -35,16 +35,16 @@ class Watcher {
       base::MutexLock lock(&mutex_);
       changed_.SignalAll();
     });
-    const absl::Time end = absl::Now() + duration;
+    const absl::Time end = base::SteadyNow() + duration;
     base::MutexLock lock(&mutex_);
-    while (!stop.stop_requested() && !ended_ && absl::Now() < end) {
-      changed_.WaitFor(&mutex_, end - absl::Now());
+    while (!stop.stop_requested() && !ended_ && base::SteadyNow() < end) {
+      changed_.WaitFor(&mutex_, end - base::SteadyNow());
     }
   }
 
   TopWindow::Reading Read() {
     base::MutexLock lock(&mutex_);
-    return window_.Read(absl::Now());
+    return window_.Read(base::SteadyNow());
   }
 
   // How the stream ended; none while it goes on.
@@ -59,7 +59,7 @@ class Watcher {
         "",
         [this](const v1::WatchEventsResponse& response) {
           base::MutexLock lock(&mutex_);
-          if (response.has_event()) window_.Add(absl::Now(), response.event());
+          if (response.has_event()) window_.Add(base::SteadyNow(), response.event());
           return absl::OkStatus();
         },
         stop);
@@ -70,7 +70,7 @@ class Watcher {
 
   base::Mutex mutex_;
   base::CondVar changed_;
-  TopWindow window_ ABSL_GUARDED_BY(mutex_){absl::Now()};
+  TopWindow window_ ABSL_GUARDED_BY(mutex_){base::SteadyNow()};
   std::optional<absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
   std::jthread thread_;  // last: it uses the others
 };
@@ -116,7 +116,7 @@ class Top {
       return ended->ok() ? absl::UnavailableError("the server ended the stream of its events")
                          : *ended;
     }
-    TopFrame frame{.time = absl::Now(), .reading = watcher_.Read()};
+    TopFrame frame{.time = base::SystemClock().WallNow(), .reading = watcher_.Read()};
     KVB_ASSIGN_OR_RETURN(frame.health, client_.Health("", flags_.server.Timeout(kHealthTimeout)));
     if (!flags_.admin.empty()) {
       KVB_ASSIGN_OR_RETURN(frame.load, FetchLoad(flags_.admin));

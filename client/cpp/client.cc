@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/answer_sink.h"
 #include "client/cpp/channels.h"
@@ -19,6 +18,7 @@
 #include "client/cpp/header.h"
 #include "client/cpp/reason_words.h"
 #include "client/cpp/region_plane.h"
+#include "client/cpp/steady_clock.h"
 #include "client/cpp/transfer_call.h"
 #include "grpcpp/channel.h"
 #include "kvbridge/v1/admin.grpc.pb.h"
@@ -48,7 +48,7 @@ absl::Duration Jittered(absl::Duration backoff) {
 template <typename Response, typename Call>
 absl::StatusOr<Response> Unary(absl::Duration timeout, Call call) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  context.set_deadline(ToGrpcDeadline(SteadyNow() + timeout));
   Response response;
   if (const grpc::Status status = call(&context, &response); !status.ok()) {
     return FromGrpcStatus(status);
@@ -69,10 +69,10 @@ class Client::Impl {
 
   absl::StatusOr<TransferResult> Transfer(const TransferOptions& options, const SourceView& source,
                                           const TargetView& target, const std::stop_token& stop) {
-    const absl::Time started = absl::Now();
+    const absl::Time started = SteadyNow();
     auto header = MakeHeader(options, source, target);
     if (!header.ok()) {
-      counters_.CountOther("error", absl::Now() - started);
+      counters_.CountOther("error", SteadyNow() - started);
       return header.status();
     }
     const Job job = {options, source, target, stop, started + options.deadline};
@@ -80,10 +80,10 @@ class Client::Impl {
     const absl::Status status = Append(job, *std::move(header), &result);
     if (options.progress != nullptr) options.progress->Close();
     if (absl::IsCancelled(status)) {
-      counters_.CountOther("cancelled", absl::Now() - started);
+      counters_.CountOther("cancelled", SteadyNow() - started);
       return status;
     }
-    result.timings.total = absl::Now() - started;
+    result.timings.total = SteadyNow() - started;
     counters_.CountResult(result);
     if (!result.applied() && options_.on_fallback == OnFallback::kFail) return ToStatus(result);
     return result;
@@ -94,7 +94,7 @@ class Client::Impl {
     if (pages.pool == nullptr) {
       return absl::InvalidArgumentError("pages.pool: expected a view of a Pool, got none");
     }
-    auto found = regions_.Locate(channels_->Next(), tenant, pages, absl::Now() + timeout);
+    auto found = regions_.Locate(channels_->Next(), tenant, pages, SteadyNow() + timeout);
     if (auto* location = std::get_if<v1::PoolLocation>(&found)) return std::move(*location);
     const auto& why = std::get<PlaneRefusal>(found);
     return absl::FailedPreconditionError(absl::StrCat(why.word, ": ", why.detail));
@@ -133,7 +133,7 @@ class Client::Impl {
   }
 
  private:
-  absl::Time Now() const { return options_.now ? options_.now() : absl::Now(); }
+  absl::Time Now() const { return options_.now ? options_.now() : SteadyNow(); }
 
   // One transfer, as its caller gave it.
   struct Job {
@@ -320,7 +320,7 @@ class Client::Impl {
           absl::IsUnavailable(report->status) && !report->accepted && !report->decision.has_value();
       const absl::Duration wait = Jittered(backoff);
       if (!may_repeat || result->attempts >= options_.retry.max_attempts ||
-          absl::Now() + wait >= job.deadline) {
+          SteadyNow() + wait >= job.deadline) {
         return absl::OkStatus();
       }
       if (!WaitUnlessStopped(wait, job.stop))

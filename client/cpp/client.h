@@ -58,7 +58,7 @@ struct ClientOptions {
   CircuitPolicy circuit;
   // Most shared memory for caches that do not lie in a pool (pool.h).
   size_t staging_bytes = size_t{2} << 30;
-  std::function<absl::Time()> now;  // the circuit's clock; empty = the machine's
+  std::function<absl::Time()> now;  // the circuit's clock; empty = a steady one
 };
 
 class Client {

@@ -4,10 +4,9 @@
 #include <chrono>
 #include <utility>
 
-#include "absl/time/clock.h"
-
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/side_socket.h"
+#include "client/cpp/steady_clock.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 
@@ -21,7 +20,7 @@ template <typename Response, typename Method, typename Request>
 absl::StatusOr<Response> Call(v1::Memory::Stub& stub, Method method, const Request& request,
                               absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(ToGrpcDeadline(deadline));
   Response response;
   if (const grpc::Status status = (stub.*method)(&context, request, &response); !status.ok()) {
     return FromGrpcStatus(status);
@@ -67,7 +66,7 @@ class MemorySession::Stream final
   absl::StatusOr<std::string> WaitForId(absl::Time deadline) {
     std::unique_lock lock(mutex_);
     const auto known = [this] { return !id_.empty() || over_; };
-    if (!changed_.wait_until(lock, absl::ToChronoTime(deadline), known)) {
+    if (!changed_.wait_until(lock, ToSteady(deadline), known)) {
       return absl::DeadlineExceededError("OpenSession: no answer");
     }
     if (!id_.empty()) return id_;
@@ -166,7 +165,7 @@ absl::StatusOr<std::unique_ptr<MemorySession>> MemorySession::Open(
 bool MemorySession::alive() const { return stream_->alive(); }
 
 absl::StatusOr<std::string> MemorySession::Register(const RegionPtr& region, absl::Time deadline) {
-  const absl::Duration left = std::min(kShort, deadline - absl::Now());
+  const absl::Duration left = std::min(kShort, deadline - SteadyNow());
   auto ticket = DepositFd(socket_, id_, region->fd(), left);
   if (!ticket.ok()) return ticket.status();
   v1::RegisterRegionRequest request;
@@ -212,7 +211,7 @@ void MemorySession::Forget(const Pool& pool) {
     request.set_id(known->second);
     // The end of the session releases it, should this fail.
     (void)Call<v1::UnregisterResponse>(*stub_, &v1::Memory::Stub::Unregister, request,
-                                       absl::Now() + kShort);
+                                       SteadyNow() + kShort);
     std::erase_if(pools_, [&](const auto& entry) {
       const Pool::Regions& lies_in = entry.first->regions();
       return std::find(lies_in.begin(), lies_in.end(), region) != lies_in.end();
@@ -226,7 +225,7 @@ bool MemorySession::StillKnown(absl::Time deadline) {
   v1::ListRequest request;
   request.set_session_id(id_);
   const absl::Status status = Call<v1::ListResponse>(*stub_, &v1::Memory::Stub::List, request,
-                                                     std::min(deadline, absl::Now() + kShort))
+                                                     std::min(deadline, SteadyNow() + kShort))
                                   .status();
   if (absl::IsNotFound(status)) stream_->GiveUp();
   return !absl::IsNotFound(status) && !absl::IsUnavailable(status);

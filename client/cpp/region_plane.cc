@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include <unistd.h>
 
 #include "client/cpp/channels.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/steady_clock.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "kvbridge/v1/transfer.grpc.pb.h"
@@ -154,7 +154,7 @@ RegionPlane::SessionOrRefusal RegionPlane::Session(const std::shared_ptr<grpc::C
   Tenant& tenant = tenants_[name];
   if (tenant.session != nullptr && tenant.session->alive()) return tenant.session;
   tenant.session.reset();
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now < tenant.retry_at) return tenant.refusal;
   auto opened = OpenSession(channel, name, std::min(deadline, now + kOpenWithin));
   if (auto* no = std::get_if<PlaneRefusal>(&opened)) {
@@ -169,7 +169,7 @@ RegionPlane::SessionOrRefusal RegionPlane::Session(const std::shared_ptr<grpc::C
 RegionPlane::SessionOrRefusal RegionPlane::OpenSession(
     const std::shared_ptr<grpc::Channel>& channel, const std::string& tenant, absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(ToGrpcDeadline(deadline));
   v1::GetCapabilitiesResponse server;
   const grpc::Status asked = v1::KvBridge::NewStub(channel)->GetCapabilities(&context, {}, &server);
   if (!asked.ok()) return Refusal(FromGrpcStatus(asked));

@@ -13,6 +13,8 @@
 
 #include "absl/time/time.h"
 
+#include "client/cpp/steady_clock.h"
+
 namespace kvbridge::client {
 
 class SourceProgress {
@@ -38,7 +40,7 @@ class SourceProgress {
     if (deadline == absl::InfiniteFuture()) {
       changed_.wait(lock, news);
     } else {
-      changed_.wait_until(lock, absl::ToChronoTime(deadline), news);
+      changed_.wait_until(lock, ToSteady(deadline), news);
     }
     if (token_end_ <= told || over) return std::nullopt;
     return token_end_;

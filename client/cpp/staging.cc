@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
+#include "client/cpp/steady_clock.h"
 #include "google/protobuf/util/message_differencer.h"
 
 namespace kvbridge::client {
@@ -81,7 +81,7 @@ absl::StatusOr<std::shared_ptr<const Pool>> Staging::Take(
       idle_.erase(found);
       return pool;
     }
-    if (absl::Now() < retry_at_) return refusal_;
+    if (SteadyNow() < retry_at_) return refusal_;
     while (!idle_.empty() && bytes_ + bytes > max_bytes_) {
       bytes_ -= BytesOf(idle_.front()->layout().model, idle_.front()->layout().pages * kPageTokens);
       dropped->push_back(std::move(idle_.front()));
@@ -113,7 +113,7 @@ void Staging::Return(std::shared_ptr<const Pool> pool, bool reusable) {
 void Staging::Refuse(absl::Status why) {
   const std::lock_guard lock(mutex_);
   refusal_ = std::move(why);
-  retry_at_ = absl::Now() + kRetryAfter;
+  retry_at_ = SteadyNow() + kRetryAfter;
 }
 
 std::vector<int32_t> StagingPages(const Pool& pool, int64_t tokens) {

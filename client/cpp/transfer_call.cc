@@ -8,11 +8,11 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/chunk_source.h"
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/layer_progress.h"
+#include "client/cpp/steady_clock.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
@@ -31,7 +31,7 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
 
   CallReport Run(const std::shared_ptr<grpc::Channel>& channel) {
     if (request_.deadline < absl::InfiniteFuture()) {
-      context_.set_deadline(absl::ToChronoTime(request_.deadline));
+      context_.set_deadline(ToGrpcDeadline(request_.deadline));
     }
     if (const TransferOptions& options = request_.options; !options.traceparent.empty()) {
       context_.AddMetadata(kTraceparent, options.traceparent);
@@ -42,7 +42,7 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     write_ = wire::Serialize(first);
     grpc::GenericStub stub(channel);
     stub.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
-    started_ = absl::Now();
+    started_ = SteadyNow();
     const bool streamed = request_.header.streamed_source();
     if (streamed) AddHold();  // for writes of this thread
     StartWrite(&write_);
@@ -55,8 +55,7 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
         SendProgress();
         RemoveHold();
       }
-      std::unique_lock lock(mutex_);
-      over_.wait(lock, [this] { return done_; });
+      AwaitEnd();
     }
     report_.bytes_sent = chunks_.has_value() ? chunks_->bytes() : 0;
     if (!answer_.ok()) report_.status = absl::DataLossError(answer_.message());
@@ -64,6 +63,24 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   }
 
  private:
+  // gRPC's own timers sleep by the calendar: they are late where it is set back meanwhile.
+  void AwaitEnd() {
+    const auto over = [this] { return done_; };
+    bool late = false;
+    std::unique_lock lock(mutex_);
+    if (request_.deadline < absl::InfiniteFuture() &&
+        !over_.wait_until(lock, ToSteady(request_.deadline), over)) {
+      lock.unlock();
+      context_.TryCancel();
+      lock.lock();
+      late = true;
+    }
+    over_.wait(lock, over);
+    if (late && absl::IsCancelled(report_.status)) {
+      report_.status = absl::DeadlineExceededError("the call's deadline passed");
+    }
+  }
+
   void OnWriteDone(bool ok) override {
     if (!ok) return EndProgress();  // the call is over; its status says why
     if (!header_written_) {
@@ -71,7 +88,7 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
       OpenWriteGate();
       return;
     }
-    report_.timings.sending = absl::Now() - accepted_at_;
+    report_.timings.sending = SteadyNow() - accepted_at_;
     if (request_.source == nullptr) return ProgressWritten();
     WriteNext();
   }
@@ -194,7 +211,7 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     report_.accepted = true;
     report_.covered_tokens = covered;
     if (!header.peer().empty()) report_.peer_plane = accepted.plane();
-    accepted_at_ = absl::Now();
+    accepted_at_ = SteadyNow();
     report_.timings.admission = accepted_at_ - started_;
     layers_.emplace(header.target().geometry().layers(), covered - header.first_token(),
                     request_.options.on_layers);
@@ -209,14 +226,14 @@ class TransferCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   absl::Status TakeChunk(const wire::ReceivedChunk& chunk) {
     if (!report_.accepted) return absl::DataLossError("the server sent a chunk before Accepted");
     if (request_.sink == nullptr) return absl::DataLossError("the server sent a chunk to a pool");
-    if (request_.sink->bytes() == 0) first_chunk_at_ = absl::Now();
+    if (request_.sink->bytes() == 0) first_chunk_at_ = SteadyNow();
     return request_.sink->Take(chunk);
   }
 
   void TakeCompleted(v1::TransferCompleted completed) {
     stopped_.store(true, std::memory_order_relaxed);
     if (request_.sink != nullptr && request_.sink->bytes() > 0) {
-      report_.timings.receiving = absl::Now() - first_chunk_at_;
+      report_.timings.receiving = SteadyNow() - first_chunk_at_;
     }
     report_.decision = std::move(*completed.mutable_decision());
   }

@@ -5,9 +5,9 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/base/status_macros.h"
 #include "core/fit/dense.h"
 
@@ -124,7 +124,7 @@ absl::Status Accumulator::Run(const std::stop_token& stop,
                               std::function<void(const AccumulateProgress&)> on_progress) {
   on_progress_ = std::move(on_progress);
   KVB_ASSIGN_OR_RETURN(Checkpoint begin, Begin());
-  saved_ = absl::Now();
+  saved_ = base::SteadyNow();
   return End(RunSteps(std::move(begin), stop));
 }
 
@@ -167,7 +167,7 @@ absl::Status Accumulator::RunStep(const BlockReader& reader, const Step& step, C
       KVB_RETURN_IF_ERROR(Save(*at));
       return absl::CancelledError("interrupted; resume goes on from the checkpoint");
     }
-    if (absl::Now() - saved_ >= options_.checkpoint_every) KVB_RETURN_IF_ERROR(Save(*at));
+    if (base::SteadyNow() - saved_ >= options_.checkpoint_every) KVB_RETURN_IF_ERROR(Save(*at));
     const Block& block = blocks[at->block];
     KVB_ASSIGN_OR_RETURN(const std::vector<float> weights,
                          reader.Read(block, *step.sweep, columns, sums.get()));
@@ -223,7 +223,7 @@ absl::Status Accumulator::Save(const Checkpoint& at) {
   if (at.block == 0) saved.state = {};
   KVB_RETURN_IF_ERROR(WriteCheckpoint(CheckpointPath(out_), saved));
   writer_->Keep(true);
-  saved_ = absl::Now();
+  saved_ = base::SteadyNow();
   return absl::OkStatus();
 }
 
