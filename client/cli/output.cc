@@ -1,7 +1,9 @@
 #include "client/cli/output.h"
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -13,10 +15,13 @@ namespace kvbridge::cli {
 namespace {
 
 absl::Status Print(const std::string& data) {
-  if (std::fwrite(data.data(), 1, data.size(), stdout) != data.size() || std::fflush(stdout) != 0) {
-    return absl::DataLossError("stdout: could not be written");
+  if (std::fwrite(data.data(), 1, data.size(), stdout) == data.size() && std::fflush(stdout) == 0) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  const int error = errno;
+  const std::string why = absl::StrCat("stdout: ", std::strerror(error));
+  return error == ENOSPC || error == EDQUOT || error == EFBIG ? absl::ResourceExhaustedError(why)
+                                                              : absl::DataLossError(why);
 }
 
 }  // namespace

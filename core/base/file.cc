@@ -25,6 +25,8 @@ absl::Status Errno(absl::string_view what, const fs::path& path) {
   const int error = errno;
   const absl::Status status =
       absl::ErrnoToStatus(error, absl::StrCat(what, " ", path.filename().string()));
+  // A file that may not grow is a full disk to whoever writes.
+  if (error == EFBIG) return absl::ResourceExhaustedError(status.message());
   // "Is a directory" and its like are about the path that was given, not about a state to wait for.
   return absl::IsFailedPrecondition(status) ? absl::InvalidArgumentError(status.message()) : status;
 }

@@ -8,6 +8,8 @@ transformers 4, and with what tests the Helm chart, in them.
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -47,6 +49,16 @@ def family_spec(member: str, element_type: str = "f32"):
         tokenizer_sha256=TOKENIZER,
         element_type=element_type,
     )
+
+
+def limited(limit: int):
+    """Before a program starts: files may have this many bytes. What is beyond fails as on a full disk."""
+
+    def limit_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return limit_files
 
 
 def random_cache(tokens: int, element_type: str = "f32", seed: int = 0):

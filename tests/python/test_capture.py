@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FAMILY, GOLDEN, ROOT, TOKENIZER
+from conftest import FAMILY, GOLDEN, ROOT, TOKENIZER, limited
 from kvbridge.arrays import bf16_to_float32, float32_to_bf16
 from kvbridge.model_spec import model_spec
 from kvbridge.shards import read_shard
@@ -494,4 +494,14 @@ def test_a_full_disk_leaves_whole_shards(tmp_path, monkeypatch, capsys):
         assert main(command(tmp_path)) == 6
     assert "seq_00001.safetensors: No space left on device" in capsys.readouterr().err
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["capture.json", "seq_00000.safetensors"]
+    assert main(command(tmp_path)) == 0
+
+
+def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path):
+    capture = [sys.executable, "-m", "kvbridge.capture_cli", *command(tmp_path)]
+    limit = {"preexec_fn": limited(20_000), "restore_signals": False}
+    done = subprocess.run(capture, **limit, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 6, done.stderr
+    assert "seq_00000.safetensors: File too large" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["capture.json"]
     assert main(command(tmp_path)) == 0

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import json
 import os
-import resource
+import shutil
 import signal
 import subprocess
 import threading
@@ -16,13 +16,16 @@ from collections import Counter
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from certificates import Authority
-from conftest import ARTIFACT, FAMILY, ROUTE, binary, family_spec, random_cache
-from kvbridge import Client
+from conftest import ARTIFACT, ROUTE, binary, family_spec, limited, random_cache
+from kvbridge import CacheFile, Client, write_cache
+from kvbridge.shards import Half, Shard, write_shard
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import transfer_pb2, transfer_pb2_grpc, types_pb2
 from test_attacks import Paused, answer, cache, connect, header
+from test_operator_cli import CONFIGS, LOCALLY
 
 TOKENS = 40
 SPECS = {"source": family_spec("small"), "target": family_spec("large")}
@@ -166,31 +169,75 @@ def test_a_reader_that_comes_back_finds_whole_lines(tmp_path):
 # --- no room for files
 
 
-def limited(limit: int):
-    """Before a program starts: files may have this many bytes. What is beyond fails as on a full disk."""
-
-    def limit_files() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    return limit_files
-
-
-def run_limited(limit: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run_limited(limit: int, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [binary("KVBRIDGE_CLI"), *map(str, arguments)]
-    return subprocess.run(command, preexec_fn=limited(limit), restore_signals=False, capture_output=True, text=True)
+    return subprocess.run(
+        command, preexec_fn=limited(limit), restore_signals=False, capture_output=True, text=True, cwd=folder
+    )
 
 
-def test_an_artifact_that_has_no_room_leaves_nothing_and_says_why(tmp_path):
-    convert = (
-        "artifact", "convert", "--source-config", FAMILY / "small/config.json",
-        "--target-config", FAMILY / "large/config.json", ARTIFACT, tmp_path / "out",
-    )  # fmt: skip
-    done = run_limited(100_000, *convert)
-    assert done.returncode not in (0, -signal.SIGXFSZ), done
-    assert os.strerror(errno.EFBIG) in done.stderr, done.stderr
-    assert list(tmp_path.iterdir()) == []
-    assert run_limited(1 << 30, *convert).returncode == 0
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def write_shards(folder: Path) -> None:
+    """What a capture of two sequences would be, of made-up numbers."""
+    folder.mkdir()
+    rows, random = 96, np.random.default_rng(0)
+    positions = np.arange(rows)
+
+    def half(spec):
+        geometry = spec.geometry
+        shape = (geometry.layers, geometry.kv_heads, rows, geometry.head_dim)
+        return Half(random.standard_normal(shape, np.float32), random.standard_normal(shape, np.float32))
+
+    for number in range(2):
+        shard = Shard(
+            f"sequence-{number}", "made-up", "stripped", SPECS["source"], SPECS["target"],
+            half(SPECS["source"]), half(SPECS["target"]), positions, positions + 1000 * number,
+        )  # fmt: skip
+        write_shard(folder / f"seq_{number}.safetensors", shard)
+
+
+CONVERT = ["artifact", "convert", *CONFIGS, ARTIFACT, "out"]
+TRANSFER = ["transfer", *LOCALLY, "--in", "in", "--out", "out"]
+ACCUMULATE = ["fit", "accumulate", "shards", "-o", "out"]
+SOLVE = ["fit", "solve", "--moments", "moments", "-o", "out"]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """A folder with what those commands read."""
+    folder = tmp_path_factory.mktemp("inputs")
+    write_cache(folder / "in", CacheFile(SPECS["source"], *random_cache(256), np.arange(256)))
+    write_shards(folder / "shards")
+    assert run_limited(1 << 30, *ACCUMULATE[:-1], "moments", folder=folder).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "over another"])
+@pytest.mark.parametrize("command", [CONVERT, TRANSFER, ACCUMULATE, SOLVE, ["fit", "shards", "-o", "out"]],
+                         ids=["convert", "transfer", "accumulate", "solve", "fit"])  # fmt: skip
+def test_what_has_no_room_leaves_nothing_of_itself_and_says_why(tmp_path, inputs, command, there):
+    folder = tmp_path / "folder"
+    shutil.copytree(inputs, folder)
+    if command is not TRANSFER and there:
+        command = [*command, "--overwrite"]
+    if there:
+        assert run_limited(1 << 30, *command, folder=folder).returncode == 0
+    before = contents(folder)
+    done = run_limited(30_000, *command, "--format", "json", folder=folder)
+    assert done.returncode == 6, done
+    error = json.loads(done.stderr.splitlines()[-1])["message"]
+    assert os.strerror(errno.EFBIG) in error or os.strerror(errno.ENOSPC) in error, error
+    assert contents(folder) == before and not list(folder.rglob(".*"))
+    assert run_limited(1 << 30, *command, folder=folder).returncode == 0
+
+
+def test_what_has_no_room_on_stdout_says_so():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([binary("KVBRIDGE_CLI"), "version"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 6 and f"stdout: {os.strerror(errno.ENOSPC)}" in done.stderr
 
 
 # --- the clock is set

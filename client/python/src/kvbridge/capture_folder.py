@@ -193,7 +193,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise CaptureError(f"out {path}: {error.strerror}; the shards before it are whole", NO_ROOM) from None
         raise CaptureError(f"out {path}: {error.strerror}") from None
 
