@@ -11,6 +11,7 @@
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
 #include "core/base/worker_pool.h"
+#include "core/usage/command_tree.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -27,12 +28,17 @@ absl::StatusOr<base::Json> ReadRecord(const std::string& path) {
 }  // namespace
 
 void AddReweighOptions(CLI::App* app, ReweighFlags& f) {
-  app->add_option("artifact", f.artifact, "Native artifact folder")->required();
+  app->add_option("artifact", f.artifact, "Native artifact folder")
+      ->type_name(usage::kFolder)
+      ->required();
   app->add_option("--weights", f.weights,
                   "Safetensors file with all of its tensors, by their names and of their shapes")
+      ->type_name(usage::kFile)
       ->required();
-  app->add_option("--record", f.record, "JSON file that says how they were made")->required();
-  app->add_option("-o,--out", f.out, "New artifact folder")->required();
+  app->add_option("--record", f.record, "JSON file that says how they were made")
+      ->type_name(usage::kFile)
+      ->required();
+  app->add_option("-o,--out", f.out, "New artifact folder")->type_name(usage::kFolder)->required();
   app->add_flag("--overwrite", f.overwrite, "Replace an existing folder, atomically");
 }
 

@@ -51,6 +51,14 @@ def commands() -> list[Command]:
     return found
 
 
+def test_what_is_a_file_or_a_folder_says_so(commands):
+    for command in commands:
+        text = re.sub(r"\n {20,}", " ", ask(*command.words, "--help"))
+        taken = re.findall(r"^  \S+ TEXT.*$", text, re.M)
+        here = [line for line in taken if "on the server" not in line]
+        assert [line for line in here if re.search(r"(?<!-)\b[Ff](ile|older)s?\b", line)] == [], command.words
+
+
 # --- manual pages
 
 
