@@ -1,5 +1,6 @@
 #include "core/tensor/convert.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -125,7 +126,7 @@ void DecodeRow(DType dtype, const std::byte* src, float scale, float* dst, size_
   const size_t vectors = VectorPart(n);
   switch (dtype) {
     case DType::kF32:
-      std::memcpy(dst, src, n * sizeof(float));
+      std::copy_n(src, n * sizeof(float), reinterpret_cast<std::byte*>(dst));  // n may be 0
       return;
     case DType::kBf16:
       if (vectors > 0) internal::DecodeBf16Avx2(src, dst, vectors);
@@ -154,7 +155,7 @@ uint64_t EncodeRow(DType dtype, const float* src, float scale, std::byte* dst, s
   };
   switch (dtype) {
     case DType::kF32:
-      std::memcpy(dst, src, n * sizeof(float));
+      std::copy_n(reinterpret_cast<const std::byte*>(src), n * sizeof(float), dst);  // n may be 0
       break;
     case DType::kBf16:
       if (vectors > 0) count = internal::EncodeBf16Avx2(src, dst, vectors);
