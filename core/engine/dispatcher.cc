@@ -5,13 +5,9 @@
 
 namespace kvbridge::engine {
 
-Dispatcher::Dispatcher(base::WorkerPool* pool, device::Backend* backend, const base::Clock* clock,
+Dispatcher::Dispatcher(base::WorkerPool* pool, const base::Clock* clock,
                        Scheduler::WeightOf weight_of, int64_t pass_tokens)
-    : pool_(*pool),
-      backend_(*backend),
-      clock_(*clock),
-      pass_tokens_(pass_tokens),
-      scheduler_(std::move(weight_of)) {}
+    : pool_(*pool), clock_(*clock), pass_tokens_(pass_tokens), scheduler_(std::move(weight_of)) {}
 
 Scheduler::Place Dispatcher::Enter(absl::string_view tenant, double seconds,
                                    double until_deadline) {
@@ -121,7 +117,8 @@ void Dispatcher::Map(const std::vector<Running>& running) {
   const Sweep& first = *running.front().sweep;
   const int32_t at_start = passes_running_.fetch_add(1) + 1;
   const absl::Time start = clock_.Now();
-  const auto answers = backend_.MapTogether(first.resident(), running.front().unit.layers, parts);
+  const auto answers =
+      first.backend().MapTogether(first.resident(), running.front().unit.layers, parts);
   const absl::Duration took = clock_.Now() - start;
   const int32_t at_end = passes_running_.fetch_sub(1);
   const double pace = 2.0 / (at_start + at_end);

@@ -7,7 +7,8 @@
 // ends at once.
 //
 // Thread contract: every method may be called from any thread and blocks for nobody's work.
-// Ownership: always held by shared_ptr; jobs hold it too. Pool, backend and clock outlive all work.
+// Ownership: always held by shared_ptr; jobs hold it too. Pool, backends and clock outlive all
+// work.
 #pragma once
 
 #include <atomic>
@@ -33,8 +34,8 @@ namespace kvbridge::engine {
 class Dispatcher : public std::enable_shared_from_this<Dispatcher> {
  public:
   // Works share a pass while they have `pass_tokens` together, at most.
-  Dispatcher(base::WorkerPool* pool, device::Backend* backend, const base::Clock* clock,
-             Scheduler::WeightOf weight_of, int64_t pass_tokens);
+  Dispatcher(base::WorkerPool* pool, const base::Clock* clock, Scheduler::WeightOf weight_of,
+             int64_t pass_tokens);
 
   // See Scheduler.
   Scheduler::Place Enter(absl::string_view tenant, double seconds, double until_deadline);
@@ -69,7 +70,6 @@ class Dispatcher : public std::enable_shared_from_this<Dispatcher> {
   void EndRefused();
 
   base::WorkerPool& pool_;
-  device::Backend& backend_;
   const base::Clock& clock_;
   const int64_t pass_tokens_;
   std::atomic<int32_t> passes_running_{0};

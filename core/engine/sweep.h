@@ -66,6 +66,7 @@ class Sweep {
   double SecondsOf(const Unit& unit, size_t others) const;
 
   bool refused() const { return refused_->load(std::memory_order_acquire); }
+  device::Backend& backend() const { return *transfer_->env_.backend; }
   const device::ResidentMapper& resident() const { return *transfer_->pin_.resident; }
   const std::string& tenant() const { return tenant_; }
   Scheduler::Place place() const { return place_; }

@@ -116,7 +116,7 @@ void Transfer::WorkDone(int64_t tokens, const absl::Status& status, absl::Durati
     if (status.ok()) done_tokens_ += tokens;
   }
   // Short works cost nearly as much as full tiles and say little about the rate.
-  if (status.ok() && 2 * tokens >= env_.tile_tokens) {
+  if (status.ok() && 2 * tokens >= env_.tile_tokens && !pin_.moves) {
     env_.rates->Record(artifact_digest(), static_cast<double>(tokens), busy, env_.clock->Now());
   }
 }

@@ -48,6 +48,8 @@ class Dispatcher;
 struct ArtifactPin {
   std::shared_ptr<const device::ResidentMapper> resident;
   bool proven = false;  // its evidence passes
+  // The source was mapped elsewhere, and `resident` is a device::CopyMapper: it is only moved.
+  bool moves = false;
 };
 
 // Tokens to map. The plane has validated both views (kv::Validate, kv::CheckWithin).

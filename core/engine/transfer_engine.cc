@@ -32,6 +32,8 @@ uint64_t Plus(uint64_t a, uint64_t b) {
 // A token is multiplied with every weight: bytes of weights that a machine gets through in a
 // second, until it has been measured.
 constexpr double kUsualBytesPerSecond = 5e11;
+// Of a cache that is only moved.
+constexpr double kUsualMoveBytesPerSecond = 5e9;
 
 // The smallest stated bound on positions, 0 = none.
 int64_t MaxPosition(const guard::TransferSpec& spec, const mapper::Mapper& mapper) {
@@ -75,8 +77,8 @@ TransferEngine::TransferEngine(const Options& options, const Deps& deps,
     : options_(options),
       deps_(deps),
       admission_(std::move(admission)),
-      dispatcher_(std::make_shared<Dispatcher>(deps.pool, deps.backend, deps.clock,
-                                               options.tenant_weight, options.tile_tokens)) {}
+      dispatcher_(std::make_shared<Dispatcher>(deps.pool, deps.clock, options.tenant_weight,
+                                               options.tile_tokens)) {}
 
 size_t TransferEngine::queued_units() const { return dispatcher_->queued(); }
 
@@ -112,22 +114,32 @@ absl::Status TransferEngine::MeasureRate(const device::ResidentMapper& resident)
   return absl::OkStatus();
 }
 
-std::optional<double> TransferEngine::ExpectedSeconds(const std::string& digest, int64_t tokens,
+device::Backend& TransferEngine::BackendOf(const ArtifactPin& pin) {
+  return pin.moves ? mover_ : *deps_.backend;
+}
+
+std::optional<double> TransferEngine::ExpectedSeconds(const ArtifactPin& pin, int64_t tokens,
                                                       absl::Time now) const {
-  const std::optional<Rate> rate = rates_.Get(digest);
+  if (pin.moves) return std::nullopt;
+  const std::optional<Rate> rate = rates_.Get(pin.resident->mapper().digest);
   if (!rate.has_value() || now - rate->measured_at > kRateLifetime) return std::nullopt;
   return rate->seconds_per_unit * static_cast<double>(tokens);
 }
 
-double TransferEngine::SecondsPerToken(const device::ResidentMapper& resident) const {
-  const std::optional<Rate> rate = rates_.Get(resident.mapper().digest);
+double TransferEngine::SecondsPerToken(const ArtifactPin& pin) const {
+  const mapper::Mapper& mapper = pin.resident->mapper();
+  if (pin.moves) {
+    return static_cast<double>(mapper.target.geometry.token_bytes()) / kUsualMoveBytesPerSecond;
+  }
+  const std::optional<Rate> rate = rates_.Get(mapper.digest);
   if (rate.has_value()) return rate->seconds_per_unit;
-  return static_cast<double>(resident.resident_bytes()) / kUsualBytesPerSecond;
+  return static_cast<double>(pin.resident->resident_bytes()) / kUsualBytesPerSecond;
 }
 
 TransferEngine::Need TransferEngine::NeedOf(const guard::TransferSpec& spec, int64_t mapped_tokens,
-                                            const device::ResidentMapper& mapper) const {
-  const device::Backend& backend = *deps_.backend;
+                                            const ArtifactPin& pin) {
+  const device::Backend& backend = BackendOf(pin);
+  const device::ResidentMapper& mapper = *pin.resident;
   const uint64_t source_bytes = spec.source.geometry.token_bytes();
   const uint64_t target_bytes = spec.target.geometry.token_bytes();
   const int64_t tile = std::min<int64_t>(options_.tile_tokens, mapped_tokens);
@@ -170,7 +182,7 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
 
   const std::optional<absl::Duration> budget =
       spec.max_latency.has_value() ? spec.max_latency : policy.max_latency;
-  const std::optional<double> expected = ExpectedSeconds(mapper.digest, mapped, now);
+  const std::optional<double> expected = ExpectedSeconds(pin, mapped, now);
   if (budget.has_value() && expected.has_value() && absl::Seconds(*expected) > *budget) {
     return Refused(Fallback(Reason::kLatencyBudget,
                             absl::StrCat("max_latency: expected at least ",
@@ -179,7 +191,7 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
                    spec);
   }
 
-  const Need need = NeedOf(spec, mapped, *pin.resident);
+  const Need need = NeedOf(spec, mapped, pin);
   auto reserved = admission_->Reserve(need.claim);
   if (const auto* no = std::get_if<Refusal>(&reserved)) return Refused(*no, spec);
   auto& reservation = std::get<Reservation>(reserved);
@@ -201,10 +213,10 @@ std::variant<std::shared_ptr<Transfer>, Decision> TransferEngine::Begin(
   if (!salt.ok()) {
     return Refused(Fallback(Reason::kInternal, salt.status().message()), spec);
   }
-  const Transfer::Env env{dispatcher_, deps_.backend,        deps_.clock,
+  const Transfer::Env env{dispatcher_, &BackendOf(pin),      deps_.clock,
                           &rates_,     options_.tile_tokens, options_.tiles_in_flight};
   const absl::Time budget_end = now + budget.value_or(absl::InfiniteDuration());
-  const double seconds_per_token = SecondsPerToken(*pin.resident);
+  const double seconds_per_token = SecondsPerToken(pin);
   const Scheduler::Place place =
       dispatcher_->Enter(spec.tenant, seconds_per_token * static_cast<double>(mapped),
                          absl::ToDoubleSeconds(std::min(spec.deadline, budget_end) - now));

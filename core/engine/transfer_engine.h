@@ -15,6 +15,7 @@
 #include "core/base/clock.h"
 #include "core/base/worker_pool.h"
 #include "core/device/backend.h"
+#include "core/device/copy_backend.h"
 #include "core/engine/admission.h"
 #include "core/engine/decision.h"
 #include "core/engine/rate_meter.h"
@@ -50,6 +51,7 @@ class TransferEngine {
   static absl::StatusOr<std::unique_ptr<TransferEngine>> Create(const Options& options,
                                                                 const Deps& deps);
 
+  // Maps with `pin`'s artifact, or only moves, if it says so.
   // In order: guard::PreCheck, the estimate against the latency budget, admission, positions.
   // `pin` is not null; `policy` is valid.
   std::variant<std::shared_ptr<Transfer>, Decision> Begin(guard::TransferSpec spec,
@@ -77,21 +79,22 @@ class TransferEngine {
 
   TransferEngine(const Options& options, const Deps& deps, std::shared_ptr<Admission> admission);
 
-  std::optional<double> ExpectedSeconds(const std::string& digest, int64_t tokens,
+  device::Backend& BackendOf(const ArtifactPin& pin);
+  std::optional<double> ExpectedSeconds(const ArtifactPin& pin, int64_t tokens,
                                         absl::Time now) const;
   // Measured or, before that, guessed: for the scheduler, which only compares.
-  double SecondsPerToken(const device::ResidentMapper& resident) const;
+  double SecondsPerToken(const ArtifactPin& pin) const;
   struct Need {
     Claim claim;
     int64_t sweep_tokens = 0;  // what claim.wish_bytes are for
   };
-  Need NeedOf(const guard::TransferSpec& spec, int64_t mapped_tokens,
-              const device::ResidentMapper& mapper) const;
+  Need NeedOf(const guard::TransferSpec& spec, int64_t mapped_tokens, const ArtifactPin& pin);
 
   const Options options_;
   const Deps deps_;
   const std::shared_ptr<Admission> admission_;
   RateMeter rates_;
+  device::CopyBackend mover_;
   const std::shared_ptr<Dispatcher> dispatcher_;
 };
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/device/copy_backend.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/core/engine/harness.h"
@@ -78,6 +80,34 @@ TEST(LocalTransferTest, AppendingLeavesThePrefixAloneAndGivesTheBytesOfOneTransf
   EXPECT_TRUE(d.applied()) << d.detail;
   EXPECT_EQ(d.covered_tokens, 100);
   EXPECT_EQ(target.bytes, h.Expected(*source, 100, 101));
+}
+
+// What another kvbridged has mapped goes through everything but the map.
+TEST(LocalTransferTest, MovesACacheThatWasMappedElsewhere) {
+  Harness h;
+  const auto source = RandomCache(h.target_.geometry, 101, 7);
+  guard::TransferSpec spec = h.Spec(100);
+  spec.source = h.target_;
+  spec.artifact_digest = std::string(64, 'd');
+  const ArtifactPin mover{
+      .resident = std::make_shared<device::CopyMapper>(spec.artifact_digest, h.target_),
+      .proven = true,
+      .moves = true};
+  Cache target(h.target_.geometry, 101);
+  const Decision d = RunLocal(*h.engine_, spec, h.policy_, mover, source->view, target.view);
+  EXPECT_TRUE(d.applied()) << d.detail;
+  EXPECT_EQ(d.artifact_digest, spec.artifact_digest);
+  for (int32_t layer = 0; layer < h.target_.geometry.layers; ++layer) {
+    for (const kv::Component c : kv::kComponents) {
+      const size_t row = source->view.planes[0].token_stride;
+      EXPECT_EQ(std::memcmp(target.view.Row(layer, c, 0), source->view.Row(layer, c, 0), 100 * row),
+                0);
+      const std::byte* rest = target.view.Row(layer, c, 100);
+      EXPECT_TRUE(std::all_of(rest, rest + row, [](std::byte b) { return b == std::byte{0xff}; }));
+    }
+  }
+  EXPECT_FALSE(h.engine_->rates().Get(spec.artifact_digest).has_value())
+      << "moving says nothing of how fast this artifact maps";
 }
 
 TEST(LocalTransferTest, FailureAfterWritesLeavesZerosAndAReason) {
