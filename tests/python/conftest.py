@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,13 @@ def binary(variable: str) -> str:
     if not path:
         pytest.skip(f"{variable} is not set")
     return path
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="kvb-"))  # short: it holds unix sockets
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture
