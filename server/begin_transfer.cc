@@ -1,10 +1,12 @@
 #include "server/begin_transfer.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "core/device/copy_backend.h"
 #include "server/grpc_time.h"
 #include "server/tenant.h"
 
@@ -47,9 +49,12 @@ std::optional<Refusal> OpenSource(const TransferEnv& env, TransferInput& input,
     if (input.source.remote) {
       if (auto no = OpenInbox(env, spec, begun)) return no;
     }
-    return MoveTo(InlineSource(spec, std::move(input.source.scales), env.engine->tile_tokens(),
-                               env.engine->tiles_in_flight(), env.buffers),
-                  &begun->source);
+    // Of one that is mapped, only what is covered comes.
+    const int64_t end = input.source.mapped ? begun->transfer->covered_tokens() : spec.tokens;
+    return MoveTo(
+        InlineSource(spec.source.geometry, {spec.first_token, end}, std::move(input.source.scales),
+                     env.engine->tile_tokens(), env.engine->tiles_in_flight(), env.buffers),
+        &begun->source);
   }
   std::shared_ptr<const PooledCache> cache;
   auto pinned = PooledCache::Pin(env.memory,
@@ -87,6 +92,19 @@ std::optional<Refusal> OpenTarget(const TransferEnv& env, TransferInput& input,
   return std::nullopt;
 }
 
+// Whoever mapped has asked its route, its policy and the artifact's evidence: this kvbridged needs
+// none of them to write.
+RouteTable::Choice ToBeMoved(const guard::TransferSpec& spec) {
+  guard::RoutePolicy policy;
+  policy.allow_unproven = true;
+  policy.max_hops = std::numeric_limits<int32_t>::max();
+  return {spec.route, policy,
+          engine::ArtifactPin{
+              .resident = std::make_shared<device::CopyMapper>(spec.artifact_digest, spec.target),
+              .moves = true},
+          nullptr};
+}
+
 }  // namespace
 
 DecisionContext AboutTransfer(const v1::TransferHeader& header, TraceContext trace) {
@@ -96,10 +114,41 @@ DecisionContext AboutTransfer(const v1::TransferHeader& header, TraceContext tra
           .tokens = std::max<int64_t>(0, header.source_selection().tokens())};
 }
 
+void DescribeTransfer(const TransferEnv& env, const engine::Transfer& transfer,
+                      v1::TransferAccepted* accepted) {
+  accepted->set_covered_tokens(transfer.covered_tokens());
+  accepted->set_tile_tokens(env.engine->tile_tokens());
+  accepted->set_artifact_digest(transfer.artifact_digest());
+  v1::Estimate& expected = *accepted->mutable_expected_seconds();
+  expected.Clear();
+  expected.set_source("unmeasured");
+  if (const auto seconds = transfer.expected_seconds()) {
+    expected.set_value(*seconds);
+    expected.set_source("measured");
+  }
+}
+
+bool MapsAtSource(const RouteTable& routes, const TransferInput& input) {
+  const model::KvGeometry& source = input.spec.source.geometry;
+  const model::KvGeometry& target = input.spec.target.geometry;
+  if (target.token_bytes() >= source.token_bytes()) return false;
+  // Only the peer knows the scales of its pool.
+  if (input.target.pool.has_value() && target.dtype == tensor::DType::kF8E4M3) return false;
+  return routes.MayApply(input.spec);
+}
+
+bool StaysHere(const TransferEnv& env, const v1::TransferHeader& header) {
+  if (header.peer().empty()) return true;
+  if (env.peers->Find(header.peer()) == nullptr) return false;
+  const auto input = ToTransferInput(header, absl::InfiniteFuture());
+  return input.ok() && !input->target.pool.has_value() && MapsAtSource(*env.routes, *input);
+}
+
 std::variant<BegunTransfer, engine::Decision> BeginTransfer(
     const TransferEnv& env, const grpc::CallbackServerContext& context,
     const v1::TransferHeader& header, DecisionContext* about) {
   *about = AboutTransfer(header, std::move(about->trace));
+  if (!header.peer().empty()) about->map_side = v1::MAP_SIDE_SOURCE;
   guard::TransferSpec unread;
   unread.route = header.route().substr(0, kMaxRequestId);
   unread.token_ids_sha256 = header.source_selection().token_ids_sha256();
@@ -111,20 +160,26 @@ std::variant<BegunTransfer, engine::Decision> BeginTransfer(
     return engine::Refused(Fallback(Reason::kInvalidRequest, input.status().message()), unread);
   }
   input->spec.tenant = TenantOf(context, header.tenant());
-  about->source_transport = input->source.transport();
-  about->target_transport = input->target.transport();
-  auto choice = env.routes->Choose(input->spec);
-  input->spec.route = choice.route;
-  if (!choice.route.empty()) about->pair = choice.route;
-  about->attempt = std::move(choice.attempt);
-  if (const auto* no = std::get_if<Refusal>(&choice.pin)) return engine::Refused(*no, input->spec);
+  return BeginTransfer(env, *std::move(input), about);
+}
 
-  auto admitted = env.engine->Begin(input->spec, choice.policy,
+std::variant<BegunTransfer, engine::Decision> BeginTransfer(const TransferEnv& env,
+                                                            TransferInput input,
+                                                            DecisionContext* about) {
+  about->source_transport = input.source.transport();
+  about->target_transport = input.target.transport();
+  auto choice = input.source.mapped ? ToBeMoved(input.spec) : env.routes->Choose(input.spec);
+  input.spec.route = choice.route;
+  if (!choice.route.empty() && !input.source.mapped) about->pair = choice.route;
+  about->attempt = std::move(choice.attempt);
+  if (const auto* no = std::get_if<Refusal>(&choice.pin)) return engine::Refused(*no, input.spec);
+
+  auto admitted = env.engine->Begin(input.spec, choice.policy,
                                     std::get<engine::ArtifactPin>(std::move(choice.pin)));
   if (auto* decision = std::get_if<engine::Decision>(&admitted)) return std::move(*decision);
   BegunTransfer begun{.transfer = std::get<std::shared_ptr<engine::Transfer>>(admitted)};
-  std::optional<Refusal> no = OpenSource(env, *input, &begun);
-  if (!no.has_value()) no = OpenTarget(env, *input, &begun);
+  std::optional<Refusal> no = OpenSource(env, input, &begun);
+  if (!no.has_value()) no = OpenTarget(env, input, &begun);
   if (begun.inbox != nullptr) about->source_transport = kUcx;
   if (!no.has_value()) return begun;
   begun.transfer->Cancel(*std::move(no));

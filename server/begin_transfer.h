@@ -50,10 +50,25 @@ struct BegunTransfer {
 // What is known of a call before its header was understood.
 DecisionContext AboutTransfer(const v1::TransferHeader& header, TraceContext trace);
 
+// What the caller is told of a transfer that was admitted, but for its plane.
+void DescribeTransfer(const TransferEnv& env, const engine::Transfer& transfer,
+                      v1::TransferAccepted* accepted);
+
+// Whether a transfer that names a peer is mapped here, because the target's cache is the smaller
+// one and this kvbridged has the route, with an artifact that may be applied.
+bool MapsAtSource(const RouteTable& routes, const TransferInput& input);
+// Whether all of it can be done here: no peer is named, or the caller, who is here, gets the answer
+// of a transfer that is mapped here.
+bool StaysHere(const TransferEnv& env, const v1::TransferHeader& header);
+
 // Nothing is held when it answers a decision. Fills `about` in, but for its trace and time. Any
 // thread; blocks for nothing but a few hundred pages' worth of zeroing.
 std::variant<BegunTransfer, engine::Decision> BeginTransfer(
     const TransferEnv& env, const grpc::CallbackServerContext& context,
     const v1::TransferHeader& header, DecisionContext* about);
+// The same for a header that was understood, whose tenant is the caller's.
+std::variant<BegunTransfer, engine::Decision> BeginTransfer(const TransferEnv& env,
+                                                            TransferInput input,
+                                                            DecisionContext* about);
 
 }  // namespace kvbridge::server

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "core/base/status_macros.h"
+#include "core/guard/pre_check.h"
 #include "core/guard/reason.h"
 #include "server/route_watch.h"
 
@@ -199,10 +200,10 @@ absl::StatusOr<Place> ToPlace(const v1::KvSelection& selection, const model::KvG
   Place place;
   switch (selection.location_case()) {
     case v1::KvSelection::kRemote:
-      if (path != "source_selection" || selection.remote().mapped()) {
-        return Wrong(path + ".remote", "a source that is not mapped yet", "another");
-      }
+      if (path != "source_selection") return Wrong(path + ".remote", "a source", "a target");
       place.remote = true;
+      place.mapped = selection.remote().mapped();
+      if (place.mapped) return place;
       [[fallthrough]];
     case v1::KvSelection::kInline: {
       KVB_ASSIGN_OR_RETURN(place.scales, ToScales(selection, geometry, path));
@@ -285,6 +286,25 @@ absl::Status ReadSelection(const v1::KvSelection& selection, guard::TransferSpec
   return absl::OkStatus();
 }
 
+// What the edge has mapped is the target's cache, to be written and nothing else.
+absl::Status ReadMapped(const std::string& artifact_digest, TransferInput* input) {
+  guard::TransferSpec& spec = input->spec;
+  if (!input->target.pool.has_value()) {
+    return Wrong("target_selection.location", "a pool for a source that is mapped", "another");
+  }
+  // Its scales are the pool's, which the edge does not know.
+  if (spec.target.geometry.dtype == tensor::DType::kF8E4M3) {
+    return Wrong("target.geometry.element_type", "one without scales for a source that is mapped",
+                 tensor::Name(spec.target.geometry.dtype));
+  }
+  if (!guard::IsSha256(artifact_digest)) {
+    return Wrong("artifact_digest", "that of the artifact that mapped, 64 lower-case hex digits",
+                 absl::StrCat(artifact_digest.size(), " bytes"));
+  }
+  spec.source = spec.target;
+  return absl::OkStatus();
+}
+
 v1::Estimate ToProto(const plan::Estimate& estimate) {
   v1::Estimate out;
   if (estimate.value.has_value()) out.set_value(*estimate.value);
@@ -349,6 +369,7 @@ absl::StatusOr<TransferInput> ToTransferInput(const v1::TransferHeader& header,
   spec.first_token = header.first_token();
   spec.artifact_digest = header.artifact_digest();
   spec.deadline = deadline;
+  if (input.source.mapped) KVB_RETURN_IF_ERROR(ReadMapped(header.artifact_digest(), &input));
   return input;
 }
 

@@ -45,6 +45,7 @@ inline constexpr absl::string_view kUcx = "ucx";
 struct Place {
   std::optional<PoolPlace> pool;
   bool remote = false;  // sent by another kvbridged; sources only
+  bool mapped = false;  // and mapped there
   // [layers * 2] as kv::KvView::planes; empty unless the selection states scales.
   std::vector<std::vector<float>> scales;
 
@@ -53,7 +54,7 @@ struct Place {
 
 // A transfer's header, understood.
 struct TransferInput {
-  guard::TransferSpec spec;
+  guard::TransferSpec spec;  // of a source that is mapped already, both models are the target
   Place source;
   Place target;
   bool streamed_source = false;  // the source pool's pages are still being filled
@@ -92,6 +93,7 @@ struct DecisionContext {
   int64_t tokens = 0;
   absl::string_view source_transport = kInline;
   absl::string_view target_transport = kInline;
+  v1::MapSide map_side = v1::MAP_SIDE_UNSPECIFIED;
   absl::Time time;
   absl::Duration total;
 };

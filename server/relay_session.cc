@@ -39,8 +39,9 @@ std::shared_ptr<RelaySession> RelaySession::Create(const TransferEnv& env,
                                                    grpc::CallbackServerContext* context,
                                                    Stream* stream, const v1::TransferHeader& header,
                                                    const TraceContext& trace) {
-  return std::shared_ptr<RelaySession>(
-      new RelaySession(env, context, stream, AboutTransfer(header, trace)));
+  DecisionContext about = AboutTransfer(header, trace);
+  about.map_side = v1::MAP_SIDE_TARGET;
+  return std::shared_ptr<RelaySession>(new RelaySession(env, context, stream, std::move(about)));
 }
 
 void RelaySession::Start(const v1::TransferHeader& header) {
@@ -71,9 +72,14 @@ std::optional<Refusal> RelaySession::Open(const v1::TransferHeader& header) {
   }
   auto input = ToTransferInput(header, FromGrpcTime(*env_.clock, context_->deadline()));
   if (!input.ok()) return Fallback(Reason::kInvalidRequest, input.status().message());
-  spec_ = std::move(input->spec);
-  spec_.tenant = TenantOf(*context_, header.tenant());
-  if (!input->source.pool.has_value()) {
+  input->spec.tenant = TenantOf(*context_, header.tenant());
+  spec_ = input->spec;
+  return OpenSource(*std::move(input));
+}
+
+std::optional<Refusal> RelaySession::OpenSource(TransferInput input) {
+  if (MapsAtSource(*env_.routes, input)) return OpenMap(std::move(input));
+  if (!input.source.pool.has_value()) {
     source_ = ChunkRelay(env_.buffers);
     return std::nullopt;
   }
@@ -82,11 +88,32 @@ std::optional<Refusal> RelaySession::Open(const v1::TransferHeader& header) {
                                   .path = "source_selection",
                                   .model = spec_.source,
                                   .tokens = spec_.tokens},
-                                 *std::move(input->source.pool));
+                                 *std::move(input.source.pool));
   if (auto* no = std::get_if<Refusal>(&pinned)) return std::move(*no);
   source_ =
-      PoolRelay(spec_, input->streamed_source,
+      PoolRelay(spec_, input.streamed_source,
                 std::get<std::shared_ptr<const PooledCache>>(std::move(pinned)), env_.buffers);
+  return std::nullopt;
+}
+
+// The answer, which lies at the peer, is made in buffers here.
+std::optional<Refusal> RelaySession::OpenMap(TransferInput input) {
+  input.target = Place();
+  input.spec.target_buffered = true;
+  base::MutexLock lock(&mutex_);
+  about_.map_side = v1::MAP_SIDE_SOURCE;
+  auto begun = BeginTransfer(env_, std::move(input), &about_);
+  if (auto* no = std::get_if<engine::Decision>(&begun)) {
+    return Refusal{no->outcome, no->reason, std::move(no->detail), no->drill};
+  }
+  const auto wake = [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    base::MutexLock relock(&self->mutex_);
+    self->Pump();
+  };
+  map_ = std::make_shared<RelayMap>(env_, std::get<BegunTransfer>(std::move(begun)), wake);
+  source_ = map_;
   return std::nullopt;
 }
 
@@ -95,6 +122,7 @@ void RelaySession::Call(const Peer& peer, v1::TransferHeader header) {
   header.set_tenant(peer.knows_us ? "" : spec_.tenant);
   header.set_streamed_source(false);
   header.mutable_source_selection()->mutable_remote();
+  if (map_ != nullptr) map_->Describe(&header);
   if (spec_.deadline < absl::InfiniteFuture()) {
     call_.context().set_deadline(ToGrpcTime(*env_.clock, spec_.deadline));
   }
@@ -131,9 +159,16 @@ void RelaySession::OnReadDone(bool ok) {
     input_ended_ = !ok;
     if (!ok && context_->IsCancelled()) Abandon();
     taking_ = ok;
-    if (!ok) return Pump();
+    if (!ok) return EndInput();
   }
   TakeMessage();
+}
+
+void RelaySession::EndInput() {
+  if (map_ != nullptr && phase_ == Phase::kSending) {
+    if (auto missing = map_->End()) Fail(*std::move(missing));
+  }
+  Pump();
 }
 
 // Without the lock: this is where bytes are copied. `taking_` keeps everybody else out.
@@ -158,29 +193,32 @@ void RelaySession::TakeFrames(RelaySource::Answer answer) {
   taking_ = false;
   if (auto* no = std::get_if<Refusal>(&answer)) return Fail(std::move(*no));
   if (phase_ != Phase::kSending) return;
-  for (RelayFrame& frame : std::get<std::vector<RelayFrame>>(answer)) SendFrame(std::move(frame));
+  for (CacheChunk& frame : std::get<std::vector<CacheChunk>>(answer)) SendFrame(std::move(frame));
 }
 
 // --- to the peer
 
-void RelaySession::SendFrame(RelayFrame frame) {
+void RelaySession::SendFrame(CacheChunk frame) {
   ++frames_under_way_;
-  const std::span<const std::byte> payload(frame.data->data(), frame.data->size());
-  const auto bytes = static_cast<int64_t>(payload.size());
   if (outbox_ == nullptr) {
-    to_peer_.push_back({wire::SerializeRequestChunk(std::move(frame.head), payload,
-                                                    [data = std::move(frame.data)] {}),
-                        bytes});
+    to_peer_.push_back({wire::SerializeRequestChunk(std::move(frame.head), frame.payload,
+                                                    [owner = std::move(frame.owner)] {}),
+                        static_cast<int64_t>(frame.payload.size())});
     return;
   }
-  outbox_->Send(frame.head.SerializeAsString(), payload,
-                [self = shared_from_this(), data = std::move(frame.data)](
+  outbox_->Send(frame.head.SerializeAsString(), frame.payload,
+                [self = shared_from_this(), owner = std::move(frame.owner)](
                     const absl::Status& status) { self->FrameTaken(status); });
+}
+
+void RelaySession::FrameLeft() {
+  --frames_under_way_;
+  if (map_ != nullptr) map_->Left();
 }
 
 void RelaySession::FrameTaken(const absl::Status& status) {
   base::MutexLock lock(&mutex_);
-  --frames_under_way_;
+  FrameLeft();
   moved_ = env_.clock->Now();
   if (!status.ok()) {
     Fail(Fallback(Reason::kTransport, absl::StrCat("peer ", peer_name_, ": ", status.message())));
@@ -189,6 +227,9 @@ void RelaySession::FrameTaken(const absl::Status& status) {
 }
 
 void RelaySession::EndSource() {
+  if (map_ != nullptr) {
+    if (auto no = map_->Seal()) return Fail(*std::move(no));
+  }
   phase_ = Phase::kDeciding;
   if (outbox_ != nullptr) {
     outbox_->Send("", kEnd, [self = shared_from_this()](const absl::Status& status) {
@@ -210,7 +251,7 @@ void RelaySession::OnPeerWritten(bool ok) {
   base::MutexLock lock(&mutex_);
   peer_writing_ = false;
   moved_ = env_.clock->Now();
-  if (to_peer_.front().payload > 0) --frames_under_way_;
+  if (to_peer_.front().payload > 0) FrameLeft();
   to_peer_.pop_front();
   if (!ok) peer_over_ = true;
   Pump();
@@ -251,6 +292,11 @@ void RelaySession::Accepted(v1::TransferEvent event) {
   if (phase_ != Phase::kCalling) return;
   phase_ = Phase::kSending;
   v1::TransferAccepted& accepted = *event.mutable_accepted();
+  source_->SetPeerTile(std::max<int64_t>(1, accepted.tile_tokens()));
+  if (map_ != nullptr) {
+    if (auto no = map_->Open(&accepted)) return Fail(*std::move(no));
+    about_.target_transport = kInline;
+  }
   accepted.set_plane(v1::PLANE_INLINE);
   const std::string address = PushAddress(accepted.remote().address(), call_.context().peer());
   if (accepted.has_remote() && env_.peers->node() != nullptr && env_.peers->MayPush(address)) {
@@ -261,6 +307,7 @@ void RelaySession::Accepted(v1::TransferEvent event) {
     }
     outbox_ = *std::move(outbox);
     accepted.set_plane(v1::PLANE_UCX);
+    if (map_ != nullptr) about_.target_transport = kUcx;
   }
   accepted.clear_remote();
   to_caller_.push_back(wire::Serialize(event));
@@ -287,8 +334,9 @@ void RelaySession::OnPeerDone(const grpc::Status& status) {
 // The peer is told; its decision lists what it had written. The outbox stays open until then: a
 // connection that ends would be an answer of its own.
 void RelaySession::Fail(Refusal refusal) {
-  if (failure_.has_value() || phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
+  if (failure_.has_value() || verdict_.has_value()) return;
   failure_ = std::move(refusal);
+  if (map_ != nullptr) map_->Cancel(*failure_);
   phase_ = Phase::kDeciding;
   give_up_ = env_.clock->Now() + env_.peers->timeout();
   SetAlarm();
@@ -303,18 +351,25 @@ void RelaySession::Fail(Refusal refusal) {
 
 // The peer has not, or can't any more.
 void RelaySession::DecideHere(Refusal refusal) {
-  if (phase_ == Phase::kClosing || phase_ == Phase::kFinished) return;
   Decide(ToProto(engine::Refused(std::move(refusal), spec_)));
 }
 
-void RelaySession::Decide(const v1::Decision& decision) {
+void RelaySession::Decide(v1::Decision decision) {
+  if (verdict_.has_value()) return;
+  verdict_ = std::move(decision);
+  phase_ = Phase::kDeciding;
+  if (map_ != nullptr) verdict_ = ToProto(map_->Conclude(FromProto(*verdict_)));
+}
+
+// Not while a worker is in the caller's pages: they are the caller's again when it reads this.
+void RelaySession::Announce() {
   Close(absl::OkStatus());
   about_.time = env_.clock->WallNow();
   about_.total = env_.clock->Now() - started_;
-  env_.recorder->Decided(FromProto(decision), about_);
+  env_.recorder->Decided(FromProto(*verdict_), about_);
   v1::TransferEvent event;
-  *event.mutable_completed()->mutable_decision() = decision;
-  event.mutable_completed()->mutable_decision()->set_map_side(v1::MAP_SIDE_TARGET);
+  *event.mutable_completed()->mutable_decision() = *std::move(verdict_);
+  event.mutable_completed()->mutable_decision()->set_map_side(about_.map_side);
   to_caller_.push_back(wire::Serialize(event));
 }
 
@@ -322,6 +377,7 @@ void RelaySession::Abandon() {
   if (phase_ == Phase::kFinished) return;
   if (phase_ != Phase::kClosing) {
     DecideHere(Fallback(Reason::kCancelled, "the caller went away"));
+    Announce();
   }
   Close(absl::CancelledError("the caller went away"));
 }
@@ -339,17 +395,19 @@ void RelaySession::Close(absl::Status status) {
 
 void RelaySession::SetAlarm() {
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(ToGrpcTime(*env_.clock, std::min(moved_ + env_.idle_timeout, give_up_)),
-              [weak = weak_from_this()](bool fired) {
-                const auto self = weak.lock();
-                if (self != nullptr && fired) self->OnAlarm();
-              });
+  absl::Time wake = std::min(moved_ + env_.idle_timeout, give_up_);
+  if (map_ != nullptr && phase_ < Phase::kDeciding) wake = std::min(wake, map_->stop_at());
+  alarm_->Set(ToGrpcTime(*env_.clock, wake), [weak = weak_from_this()](bool fired) {
+    const auto self = weak.lock();
+    if (self != nullptr && fired) self->OnAlarm();
+  });
 }
 
 void RelaySession::OnAlarm() {
   base::MutexLock lock(&mutex_);
   if (phase_ == Phase::kFinished) return;
   const absl::Time now = env_.clock->Now();
+  if (map_ != nullptr && !map_->idle()) moved_ = now;  // it is we who keep the caller waiting
   const bool idle = now - moved_ >= env_.idle_timeout;
   if (idle && phase_ == Phase::kClosing) return context_->TryCancel();
   if (now >= give_up_) {
@@ -386,20 +444,27 @@ grpc::StatusCode RelaySession::OnDone() {
 // --- pump
 
 void RelaySession::Pump() {
-  if (phase_ == Phase::kSending && !taking_ && HasRoom()) {
-    // What lies in a pool waits for nobody; it is gathered under the lock, a frame at a time.
-    while (phase_ == Phase::kSending && HasRoom()) {
-      RelaySource::Answer next = source_->Next();
-      const auto* frames = std::get_if<std::vector<RelayFrame>>(&next);
-      if (frames != nullptr && frames->empty()) break;
-      TakeFrames(std::move(next));
-    }
-    if (phase_ == Phase::kSending && frames_under_way_ == 0 && source_->Complete(input_ended_)) {
-      EndSource();
-    }
+  if (map_ != nullptr && phase_ < Phase::kDeciding) {
+    if (auto no = map_->Stopped()) Fail(*std::move(no));
   }
+  if (phase_ == Phase::kSending && !taking_ && HasRoom()) PumpSource();
+  const bool announced = phase_ == Phase::kClosing || phase_ == Phase::kFinished;
+  if (verdict_.has_value() && !announced && (map_ == nullptr || map_->idle())) Announce();
   PumpPeer();
   PumpCaller();
+}
+
+// What lies in a pool waits for nobody; it is gathered under the lock, a frame at a time.
+void RelaySession::PumpSource() {
+  while (phase_ == Phase::kSending && HasRoom()) {
+    RelaySource::Answer next = source_->Next();
+    const auto* frames = std::get_if<std::vector<CacheChunk>>(&next);
+    if (frames != nullptr && frames->empty()) break;
+    TakeFrames(std::move(next));
+  }
+  if (phase_ == Phase::kSending && frames_under_way_ == 0 && source_->Complete(input_ended_)) {
+    EndSource();
+  }
 }
 
 void RelaySession::PumpPeer() {
@@ -421,7 +486,8 @@ void RelaySession::PumpPeer() {
 }
 
 void RelaySession::PumpCaller() {
-  if (phase_ == Phase::kSending && !reading_ && !taking_ && !input_ended_ && HasRoom()) {
+  const bool wanted = HasRoom() && (map_ == nullptr || map_->HasRoom());
+  if (phase_ == Phase::kSending && !reading_ && !taking_ && !input_ended_ && wanted) {
     reading_ = true;
     stream_.StartRead(&incoming_);
   }

@@ -5,7 +5,11 @@
 //   caller -> chunk, or pool's pages -> buffer -> frame -> peer      (frames_in_flight at once)
 //   caller <- event <------------------------------------- peer      (read as the caller reads)
 //
-// The peer decides; what it says is passed on. When the bytes can't go on, it is told why, so that
+// What travels is the source's cache or, where that is the smaller one, the target's, mapped here
+// (relay_map.h).
+//
+// The peer decides; what it says is passed on. One that only writes what was mapped here decides
+// that much: the rest of the decision is ours. When the bytes can't go on, it is told why, so that
 // its answer names the pages that it had written. Where it no longer answers, the decision is made
 // here: transport.
 //
@@ -31,6 +35,7 @@
 #include "server/convert.h"
 #include "server/peer_call.h"
 #include "server/peers.h"
+#include "server/relay_map.h"
 #include "server/relay_source.h"
 
 namespace kvbridge::server {
@@ -87,19 +92,24 @@ class RelaySession final : public PeerCall::Owner,
         in_flight_(env.peers->Enter()) {}
 
   std::optional<guard::Refusal> Open(const v1::TransferHeader& header);
+  std::optional<guard::Refusal> OpenSource(TransferInput input);
+  std::optional<guard::Refusal> OpenMap(TransferInput input);
   void Call(const Peer& peer, v1::TransferHeader header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  void EndInput() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeMessage();
   void TakeEvent();
   void Accepted(v1::TransferEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeFrames(RelaySource::Answer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SendFrame(RelayFrame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendFrame(CacheChunk frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FrameLeft() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FrameTaken(const absl::Status& status);
   void EndSource() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Fail(guard::Refusal refusal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DecideHere(guard::Refusal refusal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Decide(const v1::Decision& decision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Decide(v1::Decision decision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Announce() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Close(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -107,6 +117,7 @@ class RelaySession final : public PeerCall::Owner,
 
   // Does whatever can be done now: the only place that starts gRPC operations.
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PumpSource() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PumpCaller() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PumpPeer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -120,7 +131,8 @@ class RelaySession final : public PeerCall::Owner,
   std::string peer_name_;
   guard::TransferSpec spec_;
   grpc::ByteBuffer incoming_;            // the reader's own
-  std::unique_ptr<RelaySource> source_;  // one thread at a time: see taking_
+  std::shared_ptr<RelaySource> source_;  // one thread at a time: see taking_
+  std::shared_ptr<RelayMap> map_;        // the same, if it maps
 
   base::Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kCalling;
@@ -131,6 +143,7 @@ class RelaySession final : public PeerCall::Owner,
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const void> in_flight_ ABSL_GUARDED_BY(mutex_);  // until it is decided
   std::optional<guard::Refusal> failure_ ABSL_GUARDED_BY(mutex_);  // that the peer was told
+  std::optional<v1::Decision> verdict_ ABSL_GUARDED_BY(mutex_);    // the peer's, or for want of it
 
   // The caller's stream.
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;

@@ -17,6 +17,12 @@ namespace {
 using guard::Fallback;
 using guard::Reason;
 
+// All of a buffer.
+CacheChunk InMemory(v1::TransferChunk head, std::shared_ptr<kv::TileBuffer> buffer) {
+  const std::span<const std::byte> payload(buffer->data(), buffer->size());
+  return {std::move(head), payload, std::move(buffer)};
+}
+
 class Chunks final : public RelaySource {
  public:
   explicit Chunks(std::shared_ptr<kv::BufferPool> buffers) : buffers_(std::move(buffers)) {}
@@ -37,11 +43,11 @@ class Chunks final : public RelaySource {
     }
     const absl::Status intact = wire::VerifyCrc(chunk.head, crc);
     if (!intact.ok()) return Fallback(Reason::kTransport, intact.message());
-    return std::vector<RelayFrame>{{chunk.head, *std::move(buffer)}};
+    return std::vector<CacheChunk>{InMemory(chunk.head, *std::move(buffer))};
   }
 
   Answer Take(const v1::ReadyUpTo&) override { return ExpectedChunks(); }
-  Answer Next() override { return std::vector<RelayFrame>(); }
+  Answer Next() override { return std::vector<CacheChunk>(); }
   bool Complete(bool input_ended) const override { return input_ended; }
 
  private:
@@ -63,18 +69,23 @@ class Pages final : public RelaySource {
         span_tokens_(std::clamp<int64_t>(
             static_cast<int64_t>(kMaxChunkBytes) / (token_bytes_ * cache_->view().layers), 1,
             kMaxSpan)),
+        first_token_(spec.first_token),
         next_token_(spec.first_token) {}
 
   Answer Take(const wire::ReceivedChunk&) override { return ExpectedNoChunks(); }
   Answer Take(const v1::ReadyUpTo& ready) override {
     if (auto no = CheckReady(ready, ready_, tokens_)) return *std::move(no);
     ready_ = ready.token_end();
-    return std::vector<RelayFrame>();
+    return std::vector<CacheChunk>();
   }
 
+  void SetPeerTile(int64_t tokens) override { peer_tile_ = tokens; }
   Answer Next() override {
-    if (next_token_ == ready_) return std::vector<RelayFrame>();
-    if (span_.size() == 0) span_ = {next_token_, std::min(next_token_ + span_tokens_, ready_)};
+    if (next_token_ == ready_) return std::vector<CacheChunk>();
+    if (span_.size() == 0) {
+      const int64_t left = peer_tile_ - (next_token_ - first_token_) % peer_tile_;
+      span_ = {next_token_, std::min(next_token_ + std::min(span_tokens_, left), ready_)};
+    }
     const int32_t layers = cache_->view().layers;
     const int64_t plane_bytes = span_.size() * token_bytes_;
     const auto step = static_cast<int32_t>(
@@ -82,9 +93,9 @@ class Pages final : public RelaySource {
     const kv::LayerRange range{layer_, std::min(layer_ + step, layers)};
     auto buffer = buffers_->Acquire(range.size() * plane_bytes);
     if (!buffer.ok()) return Fallback(Reason::kOverload, buffer.status().message());
-    RelayFrame frame{Gather(range, (*buffer)->data()), *buffer};
+    v1::TransferChunk head = Gather(range, (*buffer)->data());
     Advance(range);
-    return std::vector<RelayFrame>{std::move(frame)};
+    return std::vector<CacheChunk>{InMemory(std::move(head), *std::move(buffer))};
   }
 
   bool Complete(bool) const override { return next_token_ == tokens_; }
@@ -135,6 +146,8 @@ class Pages final : public RelaySource {
   int64_t ready_;              // tokens that may be read
   const int64_t token_bytes_;  // of one layer and component
   const int64_t span_tokens_;  // all layers of so many fit a frame, if any do
+  const int64_t first_token_;
+  int64_t peer_tile_ = kMaxSpan;  // tokens, counted from first_token_
   int64_t next_token_;
   kv::TokenRange span_;  // tokens that are being sent, from next_token_ on
   kv::Component component_ = kv::Component::kKey;

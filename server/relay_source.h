@@ -1,5 +1,5 @@
-// The source's bytes of a relayed transfer, cut into frames: chunks as they come from the caller,
-// or pages of a pool, gathered.
+// The bytes of a relayed transfer, cut into frames: chunks as they come from the caller, pages of a
+// pool, gathered, or what the map makes of either (relay_map.h).
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,20 @@
 #include "core/kv/buffer_pool.h"
 #include "kvbridge/v1/transfer.pb.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
+#include "server/cache_chunk.h"
 #include "server/pooled_cache.h"
 
 namespace kvbridge::server {
 
-// A chunk in memory of its own.
-struct RelayFrame {
-  v1::TransferChunk head;  // without data
-  std::shared_ptr<kv::TileBuffer> data;
-};
-
 // Thread contract: one thread at a time.
 class RelaySource {
  public:
-  using Answer = std::variant<std::vector<RelayFrame>, guard::Refusal>;
+  using Answer = std::variant<std::vector<CacheChunk>, guard::Refusal>;
 
   virtual ~RelaySource() = default;
 
+  // Before Next(): the tokens of the peer's tiles, of which it has few open at a time.
+  virtual void SetPeerTile(int64_t) {}
   // A message of the caller: the frames that it holds, verified, or why it cannot be right.
   virtual Answer Take(const wire::ReceivedChunk& chunk) = 0;
   virtual Answer Take(const v1::ReadyUpTo& ready) = 0;

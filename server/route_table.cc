@@ -72,6 +72,12 @@ bool SameModel(const model::ModelSpec& a, const model::ModelSpec& b) {
   return a.identity.model_id == b.identity.model_id && a.identity.revision == b.identity.revision;
 }
 
+bool ServesPair(const RouteSnapshot& route, const guard::TransferSpec& spec) {
+  if (!route.serving()) return false;
+  const mapper::Mapper& mapper = route.loaded->mapper();
+  return SameModel(mapper.source, spec.source) && SameModel(mapper.target, spec.target);
+}
+
 }  // namespace
 
 guard::Refusal RouteSnapshot::WhyNot() const {
@@ -216,17 +222,24 @@ RouteTable::Choice RouteTable::Choose(const guard::TransferSpec& spec) const {
     return Try(*route);
   }
   for (const RouteSnapshot& route : All()) {
-    if (!route.serving()) continue;
-    const mapper::Mapper& mapper = route.loaded->mapper();
-    if (SameModel(mapper.source, spec.source) && SameModel(mapper.target, spec.target)) {
-      return Try(route);
-    }
+    if (ServesPair(route, spec)) return Try(route);
   }
   return {"",
           {},
           Refusal{Outcome::kUnsupported, Reason::kArtifactUnavailable,
                   "source, target: no route serves this pair of models"},
           nullptr};
+}
+
+bool RouteTable::MayApply(const guard::TransferSpec& spec) const {
+  for (const RouteSnapshot& route : All()) {
+    if (!spec.route.empty() && route.name != spec.route) continue;
+    if (!ServesPair(route, spec)) continue;
+    const std::string& digest = route.loaded->mapper().digest;
+    return route.past_shadow() && !route.lacks_evidence() &&
+           (spec.artifact_digest.empty() || spec.artifact_digest == digest);
+  }
+  return false;
 }
 
 RouteTable::Choice RouteTable::Try(const RouteSnapshot& route) const {

@@ -43,11 +43,12 @@ struct RouteSnapshot {
   bool proven() const {
     return serving() && loaded->provenance.verdict() == artifact::Verdict::kPass;
   }
+  bool past_shadow() const {
+    return policy.stage == guard::RouteStage::kCanary || policy.stage == guard::RouteStage::kLive;
+  }
   // Whether it would apply transfers, were its artifact proven or allowed without proof.
   bool lacks_evidence() const {
-    const bool applies =
-        policy.stage == guard::RouteStage::kCanary || policy.stage == guard::RouteStage::kLive;
-    return serving() && applies && !proven() && !policy.allow_unproven;
+    return serving() && past_shadow() && !proven() && !policy.allow_unproven;
   }
   // What is to be known about it although it serves; empty when nothing is.
   std::string Caveats() const;
@@ -99,6 +100,9 @@ class RouteTable {
     std::shared_ptr<RouteTry> attempt;
   };
   Choice Choose(const guard::TransferSpec& spec) const;
+  // Whether such a transfer might be applied: its route serves the pair, past shadow, with the
+  // artifact that it asks for, if any. Tries nothing.
+  bool MayApply(const guard::TransferSpec& spec) const;
 
   // Loads beside what serves, then switches; a failure changes nothing but last_error. An empty
   // `path` is the configured one. Transfers in flight keep the artifact they began with.

@@ -116,17 +116,16 @@ std::optional<Refusal> CheckReady(const v1::ReadyUpTo& message, int64_t ready, i
                                message.token_end()));
 }
 
-SourceOrRefusal InlineSource(const guard::TransferSpec& spec,
+SourceOrRefusal InlineSource(const model::KvGeometry& geometry, kv::TokenRange wanted,
                              std::vector<std::vector<float>> scales, int64_t tile_tokens,
                              size_t max_open_tiles, std::shared_ptr<kv::BufferPool> pool) {
-  const model::KvGeometry& geometry = spec.source.geometry;
   auto assembler = kv::TileAssembler::Create(
       {.dtype = geometry.dtype,
        .layers = geometry.layers,
        .kv_heads = geometry.kv_heads,
        .head_dim = geometry.head_dim,
-       .first_token = spec.first_token,
-       .tokens = spec.tokens,
+       .first_token = wanted.begin,
+       .tokens = wanted.end,
        .tile_tokens = tile_tokens,
        .max_open_bytes = max_open_tiles * tile_tokens * geometry.token_bytes(),
        .scales = std::move(scales)},

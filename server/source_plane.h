@@ -48,9 +48,9 @@ std::optional<guard::Refusal> CheckReady(const v1::ReadyUpTo& message, int64_t r
 
 using SourceOrRefusal = std::variant<std::shared_ptr<SourcePlane>, guard::Refusal>;
 
-// Chunks, put together in buffers of `pool`: at most `max_open_tiles` that are begun and not
-// complete. `scales` is empty or [layers * 2] as kv::KvView::planes.
-SourceOrRefusal InlineSource(const guard::TransferSpec& spec,
+// Chunks of tokens `wanted`, put together in buffers of `pool`: at most `max_open_tiles` that are
+// begun and not complete. `scales` is empty or [layers * 2] as kv::KvView::planes.
+SourceOrRefusal InlineSource(const model::KvGeometry& geometry, kv::TokenRange wanted,
                              std::vector<std::vector<float>> scales, int64_t tile_tokens,
                              size_t max_open_tiles, std::shared_ptr<kv::BufferPool> pool);
 

@@ -27,7 +27,7 @@ class InlineTile final : public TargetTile {
  public:
   InlineTile(const model::KvGeometry& geometry, kv::TokenRange tokens,
              const std::vector<std::vector<float>>& scales, std::shared_ptr<kv::TileBuffer> buffer)
-      : tokens_(tokens),
+      : TargetTile(tokens),
         view_(kv::DenseTileView(buffer->data(), geometry.dtype, geometry.layers, tokens.size(),
                                 geometry.kv_heads, geometry.head_dim)),
         buffer_(std::move(buffer)) {
@@ -45,44 +45,43 @@ class InlineTile final : public TargetTile {
   const kv::KvView& view() const override { return view_; }
   int64_t view_begin() const override { return 0; }
 
-  // Chunks, keys first, then LayersReady: as many layers as fit a chunk; of a layer that is larger
-  // than one, as many tokens as do.
-  std::vector<OutgoingMessage> Messages(kv::LayerRange layers) const override {
-    const int64_t plane_bytes = TokenBytes() * tokens_.size();
+  // Keys first: as many layers as fit a chunk; of a layer that is larger than one, as many tokens
+  // as do.
+  std::vector<CacheChunk> Chunks(kv::LayerRange layers) const override {
+    const int64_t all = tokens().size();
+    const int64_t plane_bytes = TokenBytes() * all;
     const auto layer_step =
         static_cast<int32_t>(std::clamp<int64_t>(kMaxChunkBytes / plane_bytes, 1, layers.size()));
     const int64_t token_step =
-        layer_step > 1 ? tokens_.size() : std::max<int64_t>(1, kMaxChunkBytes / TokenBytes());
-    std::vector<OutgoingMessage> messages;
+        layer_step > 1 ? all : std::max<int64_t>(1, kMaxChunkBytes / TokenBytes());
+    std::vector<CacheChunk> chunks;
     for (const kv::Component c : kv::kComponents) {
       for (int32_t layer = layers.begin; layer < layers.end; layer += layer_step) {
-        for (int64_t token = 0; token < tokens_.size(); token += token_step) {
-          messages.push_back(Chunk(c, {layer, std::min(layer + layer_step, layers.end)},
-                                   {token, std::min(token + token_step, tokens_.size())}));
+        for (int64_t token = 0; token < all; token += token_step) {
+          chunks.push_back(Chunk(c, {layer, std::min(layer + layer_step, layers.end)},
+                                 {token, std::min(token + token_step, all)}));
         }
       }
     }
-    messages.push_back(LayersReady(layers, tokens_));
-    return messages;
+    return chunks;
   }
 
  private:
-  OutgoingMessage Chunk(kv::Component c, kv::LayerRange layers, kv::TokenRange tokens) const {
+  // `range`: tokens of the tile.
+  CacheChunk Chunk(kv::Component c, kv::LayerRange layers, kv::TokenRange range) const {
     v1::TransferChunk head;
     head.set_layer_begin(layers.begin);
     head.set_layer_end(layers.end);
     head.set_component(c == kv::Component::kKey ? v1::COMPONENT_KEY : v1::COMPONENT_VALUE);
-    head.set_token_begin(tokens_.begin + tokens.begin);
-    head.set_token_end(tokens_.begin + tokens.end);
-    const std::byte* begin = view_.Row(layers.begin, c, tokens.begin);
-    const int64_t bytes = layers.size() * tokens.size() * TokenBytes();
-    return {wire::SerializeEventChunk(std::move(head), {begin, static_cast<size_t>(bytes)},
-                                      [buffer = buffer_] {}),
-            bytes};
+    head.set_token_begin(tokens().begin + range.begin);
+    head.set_token_end(tokens().begin + range.end);
+    const int64_t bytes = layers.size() * range.size() * TokenBytes();
+    return {std::move(head),
+            {view_.Row(layers.begin, c, range.begin), static_cast<size_t>(bytes)},
+            buffer_};
   }
   int64_t TokenBytes() const { return view_.planes[0].token_stride; }
 
-  const kv::TokenRange tokens_;  // of the selection
   kv::KvView view_;
   const std::shared_ptr<kv::TileBuffer> buffer_;
 };
@@ -108,18 +107,13 @@ class Inline final : public TargetPlane {
 class PoolTile final : public TargetTile {
  public:
   PoolTile(kv::TokenRange tokens, std::shared_ptr<const PooledCache> cache)
-      : tokens_(tokens), cache_(std::move(cache)) {}
+      : TargetTile(tokens), cache_(std::move(cache)) {}
 
   const kv::KvView& view() const override { return cache_->view(); }
-  int64_t view_begin() const override { return tokens_.begin; }
-  std::vector<OutgoingMessage> Messages(kv::LayerRange layers) const override {
-    std::vector<OutgoingMessage> messages;
-    messages.push_back(LayersReady(layers, tokens_));
-    return messages;
-  }
+  int64_t view_begin() const override { return tokens().begin; }
+  std::vector<CacheChunk> Chunks(kv::LayerRange) const override { return {}; }
 
  private:
-  const kv::TokenRange tokens_;
   const std::shared_ptr<const PooledCache> cache_;
 };
 
@@ -136,6 +130,17 @@ class Pool final : public TargetPlane {
 };
 
 }  // namespace
+
+std::vector<OutgoingMessage> TargetTile::Messages(kv::LayerRange layers) const {
+  std::vector<OutgoingMessage> messages;
+  for (CacheChunk& chunk : Chunks(layers)) {
+    messages.push_back({wire::SerializeEventChunk(std::move(chunk.head), chunk.payload,
+                                                  [owner = std::move(chunk.owner)] {}),
+                        static_cast<int64_t>(chunk.payload.size())});
+  }
+  messages.push_back(LayersReady(layers, tokens_));
+  return messages;
+}
 
 std::shared_ptr<TargetPlane> InlineTarget(const guard::TransferSpec& spec,
                                           std::vector<std::vector<float>> scales,

@@ -13,6 +13,7 @@
 #include "core/kv/buffer_pool.h"
 #include "core/kv/kv_view.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "server/cache_chunk.h"
 #include "server/pooled_cache.h"
 
 namespace kvbridge::server {
@@ -36,8 +37,19 @@ class TargetTile {
 
   virtual const kv::KvView& view() const = 0;
   virtual int64_t view_begin() const = 0;  // token of view() that is the tile's first
-  // What tells the caller that `layers` are done. They hold the memory until gRPC has sent them.
-  virtual std::vector<OutgoingMessage> Messages(kv::LayerRange layers) const = 0;
+  // What has to travel of `layers`, which are done; nothing where they are in place.
+  virtual std::vector<CacheChunk> Chunks(kv::LayerRange layers) const = 0;
+
+  // What tells the caller that `layers` are done: their chunks, then LayersReady. They hold the
+  // memory until gRPC has sent them.
+  std::vector<OutgoingMessage> Messages(kv::LayerRange layers) const;
+
+ protected:
+  explicit TargetTile(kv::TokenRange tokens) : tokens_(tokens) {}
+  kv::TokenRange tokens() const { return tokens_; }  // of the selection
+
+ private:
+  const kv::TokenRange tokens_;
 };
 
 // Thread contract: every method may be called from any thread.

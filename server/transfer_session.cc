@@ -10,6 +10,7 @@
 #include "server/grpc_status.h"
 #include "server/grpc_time.h"
 #include "server/tenant.h"
+#include "server/tile_work.h"
 
 namespace kvbridge::server {
 namespace {
@@ -104,7 +105,7 @@ void TransferSession::TakeHeader(const v1::TransferHeader& header) {
     base::MutexLock lock(&mutex_);
     return Malformed(own);
   }
-  if (!header.peer().empty()) {
+  if (!StaysHere(env_, header)) {
     auto relay = RelaySession::Create(env_, context_, this, header, trace_);
     {
       base::MutexLock lock(&mutex_);
@@ -137,20 +138,15 @@ void TransferSession::Accept(BegunTransfer begun) {
   SetAlarm();
   v1::TransferEvent event;
   v1::TransferAccepted& accepted = *event.mutable_accepted();
-  accepted.set_covered_tokens(transfer_->covered_tokens());
-  accepted.set_tile_tokens(env_.engine->tile_tokens());
+  DescribeTransfer(env_, *transfer_, &accepted);
   accepted.set_plane(spec.source_buffered || spec.target_buffered ? v1::PLANE_INLINE
                                                                   : v1::PLANE_REGION);
+  // To a caller who named a peer it is the way on from here, and nothing goes on.
+  if (about_.map_side == v1::MAP_SIDE_SOURCE) accepted.set_plane(v1::PLANE_UNSPECIFIED);
   if (inbox_ != nullptr) {
     accepted.set_plane(v1::PLANE_UCX);
     accepted.mutable_remote()->set_address(env_.peers->push_address());
     accepted.mutable_remote()->set_token(inbox_->token());
-  }
-  accepted.set_artifact_digest(transfer_->artifact_digest());
-  accepted.mutable_expected_seconds()->set_source("unmeasured");
-  if (const auto seconds = transfer_->expected_seconds()) {
-    accepted.mutable_expected_seconds()->set_value(*seconds);
-    accepted.mutable_expected_seconds()->set_source("measured");
   }
   Send({wire::Serialize(event), 0}, nullptr);
   Queue(std::move(begun.ready));
@@ -208,17 +204,8 @@ void TransferSession::TakeSource(const Message& message) {
   Queue(std::get<std::vector<SourceTile>>(std::move(answer)));
 }
 
-// Tokens of a pool that became ready one after the other are mapped together.
 void TransferSession::Queue(std::vector<SourceTile> tiles) {
-  for (SourceTile& tile : tiles) {
-    tile.tokens.end = std::min(tile.tokens.end, transfer_->covered_tokens());
-    if (tile.tokens.size() <= 0) continue;  // sent, but left to the target to prefill
-    if (!ready_.empty() && ready_.back().owner == tile.owner) {
-      ready_.back().tokens.end = tile.tokens.end;
-    } else {
-      ready_.push_back(std::move(tile));
-    }
-  }
+  QueueCovered(std::move(tiles), transfer_->covered_tokens(), &ready_);
 }
 
 void TransferSession::EndInput() {
@@ -262,19 +249,6 @@ void TransferSession::TakeFrame(absl::StatusOr<ucx::Frame> frame) {
 
 // --- map
 
-SourceTile TransferSession::NextTile() {
-  const int64_t most = transfer_->work_tokens();
-  SourceTile tile = ready_.front();
-  if (tile.tokens.size() <= most) {
-    ready_.pop_front();
-  } else {
-    tile.tokens.end = tile.tokens.begin + most;
-    ready_.front().tokens.begin += most;
-    ready_.front().view_begin += most;
-  }
-  return tile;
-}
-
 void TransferSession::SubmitTile(SourceTile tile) {
   auto target = target_->Open(tile.tokens);
   if (!target.ok()) return Refuse(Fallback(Reason::kOverload, target.status().message()));
@@ -282,25 +256,16 @@ void TransferSession::SubmitTile(SourceTile tile) {
   ++sources_;
   ++running_;
   ++open_tiles_;
-  const absl::Status submitted =
-      transfer_->SubmitTile(MakeWork(std::move(tile), *std::move(target)));
+  const absl::Status submitted = transfer_->SubmitTile(Work(std::move(tile), *std::move(target)));
   if (submitted.ok()) return;
   --running_;
   if (!transfer_->cancelled()) Refuse(Fallback(Reason::kInternal, submitted.message()));
 }
 
-engine::TileWork TransferSession::MakeWork(SourceTile tile,
-                                           std::shared_ptr<const TargetTile> target) {
-  engine::TileWork work;
-  work.tokens = tile.tokens;
-  work.source = std::move(tile.view);
-  work.source_begin = tile.view_begin;
-  work.source_owner = std::move(tile.owner);
-  work.target = target->view();
-  work.target_begin = target->view_begin();
-  work.target_owner = target;
+engine::TileWork TransferSession::Work(SourceTile tile, std::shared_ptr<const TargetTile> target) {
   const auto open = std::make_shared<OpenTile>();
   open->tokens = tile.tokens.size();
+  engine::TileWork work = MakeWork(std::move(tile), target);
   work.on_source_released = [self = shared_from_this()] { self->SourceRead(); };
   work.on_layers = [self = shared_from_this(), target = std::move(target),
                     open](kv::LayerRange layers) { self->LayersMapped(*target, layers, open); };
@@ -391,7 +356,7 @@ void TransferSession::Pump() {
 void TransferSession::PumpTiles() {
   const auto limit = static_cast<size_t>(transfer_->works_in_flight());
   while (!ready_.empty() && open_tiles_ < limit && !transfer_->cancelled()) {
-    SubmitTile(NextTile());
+    SubmitTile(TakeTokens(transfer_->work_tokens(), &ready_));
   }
 }
 
@@ -476,7 +441,9 @@ void TransferSession::Decide(const engine::Decision& decision) {
   Close(absl::OkStatus());
   Record(decision);
   v1::TransferEvent event;
-  *event.mutable_completed()->mutable_decision() = ToProto(decision);
+  v1::Decision& told = *event.mutable_completed()->mutable_decision();
+  told = ToProto(decision);
+  told.set_map_side(about_.map_side);
   Send({wire::Serialize(event), 0}, nullptr);
 }
 

@@ -99,9 +99,8 @@ class TransferSession final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnAlarm();
 
-  SourceTile NextTile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SubmitTile(SourceTile tile) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  engine::TileWork MakeWork(SourceTile tile, std::shared_ptr<const TargetTile> target);
+  engine::TileWork Work(SourceTile tile, std::shared_ptr<const TargetTile> target);
   void SourceRead();
   void LayersMapped(const TargetTile& target, kv::LayerRange layers, const TilePtr& open);
   void TileMapped(const TilePtr& open, const absl::Status& status);

@@ -26,8 +26,8 @@ struct TransferReport {
   std::string salt;
   std::string plane;         // "region", "inline"; empty in this process
   std::string plane_reason;  // why not "region"
-  std::string peer_plane;    // on to the peer: "ucx", "inline"; empty without one
-  std::string map_side;      // "target": at the peer
+  std::string peer_plane;    // on to the peer: "ucx", "inline"; empty: nothing went on
+  std::string map_side;      // "target": at the peer; "source": before it
   int64_t bytes_in = 0;
   int64_t bytes_out = 0;
   float max_abs = 0;

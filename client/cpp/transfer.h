@@ -31,7 +31,8 @@ struct TransferOptions {
   // sent lowers max_covered_tokens to what it holds.
   //
   // header.peer: the kvbridged beside the target, by the server's name for it: the cache travels
-  // there and is mapped there. The source is where it would be without; the answer comes back in
+  // there and is mapped there, or on this side where the server can and the target's is the
+  // smaller one (decision.map_side). The source is where it would be without; the answer comes back in
   // the call. header.target_selection.pool: the answer goes to pages that another process of the
   // tenant registered with the server that maps (Client::Locate); of the target view only the
   // shape is read then, and planes need not be there.
@@ -85,7 +86,8 @@ struct TransferResult {
   v1::Plane plane = v1::PLANE_UNSPECIFIED;
   std::string plane_reason;  // why not in shared memory: a word of docs/metrics.md
   std::string plane_detail;  // one sentence for a person
-  v1::Plane peer_plane = v1::PLANE_UNSPECIFIED;  // from the server to its peer: UCX or INLINE
+  // From the server to its peer: UCX, INLINE, or unspecified where nothing went on.
+  v1::Plane peer_plane = v1::PLANE_UNSPECIFIED;
   // The server's, when one came. Where it said applied and this result does not, the answer was
   // damaged on the way.
   v1::Decision decision;

@@ -21,12 +21,6 @@ constexpr size_t kMaxRequestId = 128;
 constexpr size_t kMaxTenant = 256;
 constexpr size_t kSha256Digits = 64;
 
-bool IsSha256(absl::string_view digest) {
-  return digest.size() == kSha256Digits && std::all_of(digest.begin(), digest.end(), [](char c) {
-           return absl::ascii_isdigit(c) || (c >= 'a' && c <= 'f');
-         });
-}
-
 template <typename... Parts>
 Refusal Refuse(Reason reason, const Parts&... parts) {
   return Fallback(reason, absl::StrCat(parts...));
@@ -161,6 +155,12 @@ Answer CheckDrill(const TransferSpec& spec, const RoutePolicy& policy) {
 }
 
 }  // namespace
+
+bool IsSha256(absl::string_view digest) {
+  return digest.size() == kSha256Digits && std::all_of(digest.begin(), digest.end(), [](char c) {
+           return absl::ascii_isdigit(c) || (c >= 'a' && c <= 'f');
+         });
+}
 
 int64_t CoveredTokens(const TransferSpec& spec, const RoutePolicy& policy) {
   const int64_t prompt = spec.prompt_tokens == 0 ? spec.tokens : spec.prompt_tokens;

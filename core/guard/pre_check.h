@@ -31,6 +31,9 @@ struct Admissible {
   bool shadow_selected = false;  // the caller is asked to prefill as well
 };
 
+// Whether it is 64 lower-case hexadecimal digits.
+bool IsSha256(absl::string_view digest);
+
 // min(selection, N - max(1, tails), caps); 0 when nothing is left, and for tokens or N below 1. A
 // cap of 0 is none; N = 0 means N = tokens.
 int64_t CoveredTokens(const TransferSpec& spec, const RoutePolicy& policy);

@@ -112,6 +112,27 @@ TEST(ConvertTest, Fp8NeedsScalesAndOthersHaveNone) {
   EXPECT_THAT(ErrorOf(header), HasSubstr("source_selection.scales[1]"));
 }
 
+TEST(ConvertTest, ASourceThatIsMappedIsTheTargetAlready) {
+  v1::TransferHeader header = Header();
+  header.mutable_source()->mutable_geometry()->set_layers(2);
+  header.mutable_target()->mutable_geometry()->set_layers(1);
+  header.mutable_source_selection()->mutable_remote()->set_mapped(true);
+  EXPECT_EQ(ErrorOf(header),
+            "target_selection.location: expected a pool for a source that is mapped, got another");
+  header.mutable_target_selection()->mutable_pool()->set_pool_id("abc");
+  EXPECT_THAT(ErrorOf(header), HasSubstr("artifact_digest: expected that of the artifact"));
+  header.set_artifact_digest(std::string(64, 'a'));
+  const auto input = ToTransferInput(header, absl::InfiniteFuture());
+  ASSERT_TRUE(input.ok()) << input.status();
+  EXPECT_TRUE(input->source.mapped);
+  EXPECT_EQ(input->spec.source, input->spec.target);
+  EXPECT_EQ(input->spec.source.geometry.layers, 1);
+  header.mutable_target()->mutable_geometry()->set_element_type(v1::ELEMENT_TYPE_F8_E4M3);
+  EXPECT_THAT(ErrorOf(header), HasSubstr("target.geometry.element_type: expected one without"));
+  header.mutable_target_selection()->mutable_remote();
+  EXPECT_THAT(ErrorOf(header), HasSubstr("target_selection.remote: expected a source"));
+}
+
 TEST(ConvertTest, EachSelectionMayLieInAPool) {
   v1::TransferHeader header = Header();
   v1::PoolLocation& pool = *header.mutable_source_selection()->mutable_pool();

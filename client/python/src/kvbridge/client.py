@@ -244,7 +244,7 @@ class Client(Closing):
         some milliseconds still.
 
         peer: the server beside the target, by its name in this server's configuration; the cache travels there
-        and is mapped there. The source is where it would be without. A PoolLocation is then of the peer's
+        and is mapped there, or before it where the target's is the smaller one (map_side). The source is where it would be without. A PoolLocation is then of the peer's
         memory; without one the answer comes back in the call, and is copied to target_pages of this process. An
         unknown peer, pool or generation is invalid_request, by name; a peer that can't be reached or dies is
         transport, and what lies in target_pages is void.

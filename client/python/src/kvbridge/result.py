@@ -62,8 +62,8 @@ class TransferResult:
     plane: str = ""
     plane_reason: str = ""  # why not "region", a word of docs/metrics.md
     plane_detail: str = ""  # one sentence for a person
-    peer_plane: str = ""  # "ucx" or "inline": how they travelled on to the peer; empty without one
-    map_side: str = ""  # "target": mapped at the peer; empty: mapped by the server itself
+    peer_plane: str = ""  # "ucx" or "inline": what travelled on to the peer; empty: nothing did
+    map_side: str = ""  # with a peer: "target", mapped there, or "source", mapped before it
     # Of the caller's trace, and of the server's span in it, as its log and events have them; empty where no server
     # answered, or no traceparent was given
     trace_id: str = ""
