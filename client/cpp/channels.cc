@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "grpc/grpc.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -78,6 +79,11 @@ std::shared_ptr<grpc::Channel> Connect(const Channels::Options& options) {
                                                                  std::move(interceptors));
 }
 
+// gRPC ends with its last object, and then waits for a thread that may sleep in epoll for ten
+// seconds (1.51): so long a program would take to close its only client. Held until the process
+// ends.
+void KeepGrpc() { [[maybe_unused]] static const bool kKept = (grpc_init(), true); }
+
 }  // namespace
 
 bool IsSameHost(absl::string_view target) {
@@ -108,6 +114,7 @@ absl::StatusOr<std::unique_ptr<Channels>> Channels::Create(const Options& option
   if (options.token && !options.tls.has_value() && !IsSameHost(options.target)) {
     return absl::InvalidArgumentError("token: expected tls for another host, got none");
   }
+  KeepGrpc();
   auto channels = std::make_unique<Channels>();
   const int count = absl::StartsWith(options.target, "unix:") ? 1 : options.count;
   for (int i = 0; i < count; ++i) {
