@@ -10,6 +10,7 @@
 
 #include "core/base/file.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
+#include "proto/kvbridge/v1/metadata_text.h"
 #include "server/grpc_status.h"
 #include "server/grpc_time.h"
 #include "server/tenant.h"
@@ -22,6 +23,7 @@ using guard::Reason;
 using guard::Refusal;
 
 constexpr uint64_t kMaxTokenBytes = 64 << 10;
+constexpr size_t kMaxDetail = 200;  // bytes of what a peer says in words
 // What ends the frames of a transfer: a frame with no head.
 constexpr std::byte kEnd[1] = {};
 
@@ -31,6 +33,14 @@ std::string PushAddress(const std::string& told, const std::string& peer_uri) {
   absl::string_view host = peer_uri;  // "ipv4:10.0.0.2:50061", "ipv6:[::1]:50061"
   if (!absl::ConsumePrefix(&host, "ipv4:")) absl::ConsumePrefix(&host, "ipv6:");
   return absl::StrCat(host.substr(0, host.rfind(':')), told);
+}
+
+// To kMaxDetail, between two characters of UTF-8.
+void Clip(std::string* text) {
+  if (text->size() <= kMaxDetail) return;
+  size_t end = kMaxDetail;
+  while (end > 0 && (static_cast<unsigned char>((*text)[end]) & 0xc0) == 0x80) --end;
+  text->resize(end);
 }
 
 }  // namespace
@@ -138,8 +148,13 @@ void RelaySession::Call(const Peer& peer, v1::TransferHeader header) {
       return DecideHere(Fallback(Reason::kTransport,
                                  absl::StrCat("peer ", peer.name, ": ", token.status().message())));
     }
-    call_.context().AddMetadata("authorization",
-                                absl::StrCat("Bearer ", absl::StripAsciiWhitespace(*token)));
+    const absl::string_view line = absl::StripAsciiWhitespace(*token);
+    if (line.empty() || !wire::IsMetadataText(line)) {
+      return DecideHere(Fallback(
+          Reason::kTransport,
+          absl::StrCat("peer ", peer.name, ": token_file: expected one line of printable ASCII")));
+    }
+    call_.context().AddMetadata("authorization", absl::StrCat("Bearer ", line));
   }
   v1::TransferRequest request;
   *request.mutable_header() = std::move(header);
@@ -324,7 +339,7 @@ void RelaySession::OnPeerDone(const grpc::Status& status) {
                               : Reason::kTransport;
     DecideHere(
         Fallback(reason, absl::StrCat("peer ", peer_name_, ": ", CodeName(status.error_code()),
-                                      ": ", status.error_message().substr(0, 200))));
+                                      ": ", status.error_message().substr(0, kMaxDetail))));
   }
   Pump();
 }
@@ -357,6 +372,7 @@ void RelaySession::DecideHere(Refusal refusal) {
 void RelaySession::Decide(v1::Decision decision) {
   if (verdict_.has_value()) return;
   verdict_ = std::move(decision);
+  Clip(verdict_->mutable_detail());
   phase_ = Phase::kDeciding;
   if (map_ != nullptr) verdict_ = ToProto(map_->Conclude(FromProto(*verdict_)));
 }

@@ -30,7 +30,7 @@ constexpr int kVerySoonDays = 3;
 // "12,345".
 std::string Number(int64_t value) {
   std::string digits = absl::StrCat(value);
-  for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, ",");
+  for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, 1, ',');
   return digits;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/string_view.h"
 
 #include "core/crypto/token.h"
+#include "proto/kvbridge/v1/metadata_text.h"
 #include "proto/kvbridge/v1/traceparent.h"
 
 namespace kvbridge::server {
@@ -30,10 +31,11 @@ TraceContext ContinueTrace(const Metadata& metadata) {
   auto span = crypto::RandomHex(kSpanBytes);
   if (!span.ok() || span->find_first_not_of('0') == std::string::npos) return {};
   const absl::string_view state = Only(metadata, "tracestate");
+  const bool sound = state.size() <= kMaxState && wire::IsMetadataText(state);
   return {.trace_id = std::move(parent->trace_id),
           .span_id = *std::move(span),
           .flags = std::move(parent->flags),
-          .state = std::string(state.size() <= kMaxState ? state : "")};
+          .state = std::string(sound ? state : "")};
 }
 
 }  // namespace kvbridge::server

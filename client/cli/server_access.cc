@@ -10,6 +10,7 @@
 #include "client/cli/number_checks.h"
 #include "core/base/status_macros.h"
 #include "core/usage/command_tree.h"
+#include "proto/kvbridge/v1/metadata_text.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -75,6 +76,10 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerAccess& acce
     }
     KVB_ASSIGN_OR_RETURN(std::string token, ReadFlagFile("--token-file", access.token_file));
     absl::StripAsciiWhitespace(&token);
+    if (!wire::IsMetadataText(token)) {
+      return absl::InvalidArgumentError(absl::StrCat("--token-file: ", access.token_file,
+                                                     ": expected one line of printable ASCII"));
+    }
     if (token.empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat("--token-file: ", access.token_file, ": expected a token, got nothing"));

@@ -13,6 +13,7 @@
 #include "grpcpp/support/channel_arguments.h"
 #include "grpcpp/support/client_interceptor.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
+#include "proto/kvbridge/v1/metadata_text.h"
 
 namespace kvbridge::client {
 namespace {
@@ -42,7 +43,10 @@ class TokenInterceptor final : public grpc::experimental::Interceptor {
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Hook = grpc::experimental::InterceptionHookPoints;
     if (methods->QueryInterceptionHookPoint(Hook::PRE_SEND_INITIAL_METADATA)) {
-      methods->GetSendInitialMetadata()->emplace("authorization", absl::StrCat("Bearer ", token_));
+      if (wire::IsMetadataText(token_)) {
+        methods->GetSendInitialMetadata()->emplace("authorization",
+                                                   absl::StrCat("Bearer ", token_));
+      }
     }
     methods->Proceed();
   }

@@ -39,8 +39,10 @@ class Channels {
     std::string target;  // "host:port" or "unix:/path.sock"
     int count = 2;       // 1 to 64; a unix socket has one whatever this says
     absl::Duration connect_timeout = absl::Seconds(2);
-    std::optional<TlsOptions> tls;       // none = plaintext
-    std::function<std::string()> token;  // asked for at each call; to another host by TLS only
+    std::optional<TlsOptions> tls;  // none = plaintext
+    // Asked for at each call; to another host by TLS only. One that is not printable ASCII is not
+    // sent: the server then says that there was none.
+    std::function<std::string()> token;
   };
   // INVALID_ARGUMENT names the option. Connects when first used.
   static absl::StatusOr<std::unique_ptr<Channels>> Create(const Options& options);

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/chunk_source.h"
+#include "proto/kvbridge/v1/metadata_text.h"
 #include "proto/kvbridge/v1/traceparent.h"
 
 namespace kvbridge::client {
@@ -47,8 +47,7 @@ absl::Status CheckTrace(const TransferOptions& options) {
         "traceparent: expected W3C's version-trace-span-flags in lower-case hexadecimal, got ",
         parent.size(), " bytes of another shape"));
   }
-  const bool sound = state.size() <= kMaxTracestate &&
-                     std::all_of(state.begin(), state.end(), absl::ascii_isprint);
+  const bool sound = state.size() <= kMaxTracestate && wire::IsMetadataText(state);
   if (!sound || (parent.empty() && !state.empty())) {
     return absl::InvalidArgumentError(
         absl::StrCat("tracestate: expected at most ", kMaxTracestate,

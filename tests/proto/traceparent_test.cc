@@ -29,7 +29,12 @@ TEST(TraceparentTest, WhatIsNotWellFormedIsNone) {
 }
 
 TEST(TraceparentTest, ALaterVersionMayBeLonger) {
-  EXPECT_EQ(ParseTraceparent("cc" + kWhole.substr(2) + "-what-comes")->trace_id, kTrace);
+  const std::string later = "cc" + kWhole.substr(2) + "-";
+  EXPECT_EQ(ParseTraceparent(later + "what-comes")->trace_id, kTrace);
+  for (const std::string& end :
+       {std::string("\nauthorization: x"), std::string("\x80"), std::string(300, 'x')}) {
+    EXPECT_FALSE(ParseTraceparent(later + end).has_value()) << end;
+  }
 }
 
 }  // namespace

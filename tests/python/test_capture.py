@@ -500,7 +500,8 @@ def test_a_full_disk_leaves_whole_shards(tmp_path, monkeypatch, capsys):
 def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path):
     capture = [sys.executable, "-m", "kvbridge.capture_cli", *command(tmp_path)]
     limit = {"preexec_fn": limited(20_000), "restore_signals": False}
-    done = subprocess.run(capture, **limit, capture_output=True, text=True, env=os.environ)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(capture, **limit, capture_output=True, text=True, env=environment)
     assert done.returncode == 6, done.stderr
     assert "seq_00000.safetensors: File too large" in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["capture.json"]

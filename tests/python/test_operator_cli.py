@@ -247,6 +247,9 @@ def test_what_keeps_a_command_out_is_said_by_its_flag(guarded, tmp_path):
         assert missing.returncode == 3 and f"{flag}: {nowhere}: " in missing.stderr, missing
     nothing = guarded.run("health", token_file=str(empty))
     assert nothing.returncode == 3 and "--token-file" in nothing.stderr
+    empty.write_text("secret\nsecond line")
+    two = guarded.run("health", token_file=str(empty))
+    assert two.returncode == 3 and "expected one line of printable ASCII" in two.stderr and "secret" not in two.stderr
     # The certificate is for localhost.
     stranger = guarded.run("health", server_name="elsewhere")
     assert stranger.returncode == 5 and f"--server localhost:{guarded.server.port}: " in stranger.stderr

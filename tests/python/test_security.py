@@ -20,6 +20,7 @@ from conftest import ROUTE, binary
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, memory_pb2, transfer_pb2, transfer_pb2_grpc
 from secure_server import SecureServer
+from test_attacks import answer, connect, field, header
 
 PATIENCE = 30.0
 
@@ -413,3 +414,15 @@ def test_the_grant_tells_the_tenant_and_another_is_refused(guarded):
         assert header("")[0] == header("router")[0] == grpc.StatusCode.OK
         assert header("planner") == (FORBIDDEN, "header.tenant: expected the caller's own tenant or none, got another")
     assert failures(guarded, "wrong_tenant") == 1
+
+
+# Other bytes would abort the process that sends them, and gRPC would log them first.
+@pytest.mark.parametrize("token", [b"one\ntwo", b"to\x01k", "té".encode(), b" \n"])
+def test_a_token_that_no_call_can_carry_goes_to_no_peer(tmp_path, token):
+    (tmp_path / "token").write_bytes(token)
+    peers = [{"name": "b", "address": "127.0.0.1:9", "token_file": str(tmp_path / "token")}]
+    with LocalServer(binary("KVBRIDGED"), [], {"peers": peers}) as server, connect(server) as channel:
+        stub = transfer_pb2_grpc.KvBridgeStub(channel)
+        reason, detail = answer(stub, [header(change=field("peer", "b"))])
+        assert reason == "transport"
+        assert detail == "peer b: token_file: expected one line of printable ASCII"

@@ -43,6 +43,15 @@ TEST(TraceContextTest, WhatIsNotWellFormedOrComesTwiceIsNone) {
   EXPECT_TRUE(ContinueTrace({{"traceparent", kWhole}, {"traceparent", kWhole}}).empty());
 }
 
+// gRPC hands them on, and aborts whoever sends them.
+TEST(TraceContextTest, AStateWithOtherThanPrintableAsciiIsDroppedWhole) {
+  for (const char* state : {"a=\x01", "a=\t", "a=\n", "a=\x7f", "a=\x80\xff"}) {
+    const TraceContext trace = Of(kWhole, state);
+    EXPECT_EQ(trace.trace_id, kTrace);
+    EXPECT_EQ(trace.state, "") << state;
+  }
+}
+
 TEST(TraceContextTest, AStateTooLongIsDroppedWhole) {
   const std::string state = "vendor=" + std::string(600, 'x');
   const TraceContext trace = Of(kWhole, state);

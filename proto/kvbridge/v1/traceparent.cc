@@ -5,6 +5,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
+#include "proto/kvbridge/v1/metadata_text.h"
+
 namespace kvbridge::wire {
 namespace {
 
@@ -18,9 +20,12 @@ bool AllZero(absl::string_view digits) {
   return digits.find_first_not_of('0') == absl::string_view::npos;
 }
 
+constexpr size_t kMostSize = 256;
+
 // Later versions may add to the end.
 bool WellFormed(absl::string_view text) {
   if (text.size() < kShape.size() || text.substr(0, 2) == "ff") return false;
+  if (text.size() > kMostSize || !IsMetadataText(text)) return false;
   if (text.size() > kShape.size() && (text.substr(0, 2) == "00" || text[kShape.size()] != '-')) {
     return false;
   }
