@@ -1,12 +1,11 @@
 #include "server/status_source.h"
 
-#include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
 #include <unistd.h>
 
+#include "core/base/nearest_rank.h"
 #include "core/guard/reason.h"
 #include "core/metrics/process_collector.h"
 #include "proto/kvbridge/v1/event_json.h"
@@ -64,13 +63,10 @@ ChangeStatus ToChange(const v1::RouteEvent& event) {
           .detail = event.detail()};
 }
 
-LatencyStatus ToLatency(std::vector<double> ms) {
-  if (ms.empty()) return {};
-  std::sort(ms.begin(), ms.end());
-  const auto at = [&ms](double share) {  // the smallest that `share` of them do not exceed
-    return ms[static_cast<size_t>(std::ceil(share * static_cast<double>(ms.size()))) - 1];
-  };
-  return {.samples = static_cast<int>(ms.size()), .p50_ms = at(0.5), .p99_ms = at(0.99)};
+LatencyStatus ToLatency(const std::vector<double>& ms) {
+  return {.samples = static_cast<int>(ms.size()),
+          .p50_ms = base::NearestRank(ms, 0.5).value_or(0),
+          .p99_ms = base::NearestRank(ms, 0.99).value_or(0)};
 }
 
 }  // namespace
@@ -120,7 +116,7 @@ void StatusSource::AddEvents(Status* status) const {
       status->fallbacks.push_back(ToFallback(each.event()));
     }
   }
-  status->latency = ToLatency(std::move(applied_ms));
+  status->latency = ToLatency(applied_ms);
 }
 
 void StatusSource::AddMemory(Status* status) const {

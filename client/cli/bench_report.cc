@@ -1,7 +1,6 @@
 #include "client/cli/bench_report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "client/cli/table.h"
 #include "core/base/file.h"
+#include "core/base/nearest_rank.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
 
@@ -85,6 +85,10 @@ std::string FallbackText(const BenchRow& row) {
   return OrDash(absl::StrJoin(row.fallbacks, ", ", absl::PairFormatter(" ")));
 }
 
+double Percentile(std::vector<double> values, double share) {
+  return base::NearestRank(std::move(values), share).value_or(0);
+}
+
 }  // namespace
 
 double BenchRow::bytes_per_second() const {
@@ -92,14 +96,6 @@ double BenchRow::bytes_per_second() const {
 }
 double BenchRow::tokens_per_second() const {
   return p50 == 0 ? 0 : static_cast<double>(tokens) / p50;
-}
-
-double Percentile(std::vector<double> values, double share) {
-  if (values.empty()) return 0;
-  const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(values.size())));
-  const auto nth = values.begin() + static_cast<std::ptrdiff_t>(std::max<size_t>(rank, 1) - 1);
-  std::nth_element(values.begin(), nth, values.end());
-  return *nth;
 }
 
 BenchRow Summarize(int64_t tokens, const std::vector<TransferReport>& reports) {

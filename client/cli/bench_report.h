@@ -30,9 +30,6 @@ struct BenchRow {
 };
 BenchRow Summarize(int64_t tokens, const std::vector<TransferReport>& reports);
 
-// The value that `share` of them do not exceed, by nearest rank; 0 for none.
-double Percentile(std::vector<double> values, double share);
-
 struct BenchReport {
   std::string subject;  // a route or an artifact folder
   std::string backend;

@@ -1,23 +1,12 @@
 #include "client/cli/top_window.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "client/cli/spec_convert.h"
+#include "core/base/nearest_rank.h"
 
 namespace kvbridge::cli {
-namespace {
-
-// The smallest that `share` of them do not exceed; sorts them.
-std::optional<double> Quantile(std::vector<double>& values, double share) {
-  if (values.empty()) return std::nullopt;
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(std::ceil(share * static_cast<double>(values.size()))) - 1];
-}
-
-}  // namespace
-
 std::optional<double> Decisions::fallback_share() const {
   if (all() == 0) return std::nullopt;
   return static_cast<double>(fell_back) / static_cast<double>(all());
@@ -60,11 +49,11 @@ TopWindow::Reading TopWindow::Read(absl::Time now) {
     all.push_back(entry.ms);
   }
   for (auto& [route, decisions] : reading.routes) {
-    decisions.p50_ms = Quantile(times[route], 0.5);
-    decisions.p99_ms = Quantile(times[route], 0.99);
+    decisions.p50_ms = base::NearestRank(times[route], 0.5);
+    decisions.p99_ms = base::NearestRank(times[route], 0.99);
   }
-  reading.total.p50_ms = Quantile(all, 0.5);
-  reading.total.p99_ms = Quantile(all, 0.99);
+  reading.total.p50_ms = base::NearestRank(all, 0.5);
+  reading.total.p99_ms = base::NearestRank(all, 0.99);
   return reading;
 }
 

@@ -92,7 +92,7 @@ SplitColumns::SplitColumns(std::span<const int64_t> widths, int64_t rows)
 absl::StatusOr<std::unique_ptr<SplitColumns>> SplitColumns::Create(std::span<const int64_t> widths,
                                                                    int64_t rows) {
   std::unique_ptr<SplitColumns> split(new SplitColumns(widths, rows));
-  KVB_ASSIGN_OR_RETURN(split->memory_, Pages::Map(Bytes(widths, rows)));
+  KVB_ASSIGN_OR_RETURN(split->memory_, base::Pages::Map(Bytes(widths, rows)));
   return split;
 }
 
@@ -133,8 +133,9 @@ absl::StatusOr<SplitColumns::Scratch> SplitColumns::NewScratch() const {
   int64_t most = 0;
   for (size_t run = 0; run < widths_.size(); ++run) most = std::max(most, panels_of(run));
   Scratch scratch;
-  KVB_ASSIGN_OR_RETURN(scratch.features_, Pages::Map(most * kChunkBytes));
-  KVB_ASSIGN_OR_RETURN(scratch.sums_, Pages::Map(most * most * kBlockElements * sizeof(float)));
+  KVB_ASSIGN_OR_RETURN(scratch.features_, base::Pages::Map(most * kChunkBytes));
+  KVB_ASSIGN_OR_RETURN(scratch.sums_,
+                       base::Pages::Map(most * most * kBlockElements * sizeof(float)));
   return scratch;
 }
 

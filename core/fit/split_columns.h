@@ -16,7 +16,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "core/fit/pages.h"
+#include "core/base/pages.h"
 
 namespace kvbridge::fit {
 
@@ -29,7 +29,7 @@ class SplitColumns {
   static uint64_t Bytes(std::span<const int64_t> widths, int64_t rows);
 
   // For blocks of up to `rows` rows. Columns come in runs of widths[i]; whole runs are multiplied.
-  // RESOURCE_EXHAUSTED as Pages::Map. Needs Available().
+  // RESOURCE_EXHAUSTED as base::Pages::Map. Needs Available().
   static absl::StatusOr<std::unique_ptr<SplitColumns>> Create(std::span<const int64_t> widths,
                                                               int64_t rows);
 
@@ -48,10 +48,10 @@ class SplitColumns {
   class Scratch {
    private:
     friend SplitColumns;
-    std::unique_ptr<Pages> features_;  // a chunk of run x, transposed
-    std::unique_ptr<Pages> sums_;      // blocks of 32 x 32 floats
+    std::unique_ptr<base::Pages> features_;  // a chunk of run x, transposed
+    std::unique_ptr<base::Pages> sums_;      // blocks of 32 x 32 floats
   };
-  // RESOURCE_EXHAUSTED as Pages::Map.
+  // RESOURCE_EXHAUSTED as base::Pages::Map.
   absl::StatusOr<Scratch> NewScratch() const;
 
   // product [widths[x], widths[y]] = X^T Y over the rows that were packed last. Of x == y only the
@@ -69,7 +69,7 @@ class SplitColumns {
   std::vector<int64_t> first_panel_;  // of each run, and the end
   std::vector<Panel> panels_;
   int64_t panel_bytes_ = 0;
-  std::unique_ptr<Pages> memory_;
+  std::unique_ptr<base::Pages> memory_;
 };
 
 }  // namespace kvbridge::fit

@@ -47,8 +47,8 @@ absl::StatusOr<std::unique_ptr<SweepSums>> SweepSums::Create(const Sweep& sweep,
                                                              const std::vector<ColumnTile>& columns,
                                                              bool amx, base::WorkerPool* pool) {
   std::unique_ptr<SweepSums> sums(new SweepSums(sweep, columns, pool));
-  KVB_ASSIGN_OR_RETURN(sums->rows_, Pages::Map(kBlockRows * sums->stride_ * sizeof(float)));
-  KVB_ASSIGN_OR_RETURN(sums->state_, Pages::Map(sums->state_size_ * sizeof(double)));
+  KVB_ASSIGN_OR_RETURN(sums->rows_, base::Pages::Map(kBlockRows * sums->stride_ * sizeof(float)));
+  KVB_ASSIGN_OR_RETURN(sums->state_, base::Pages::Map(sums->state_size_ * sizeof(double)));
   if (amx) {
     const std::vector<int64_t> widths = WidthsOf(sweep, columns);
     KVB_ASSIGN_OR_RETURN(sums->split_, SplitColumns::Create(widths, kBlockRows));
@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<SweepSums>> SweepSums::Create(const Sweep& sweep,
 absl::Status SweepSums::MakeScratch() {
   scratch_.resize(static_cast<size_t>(pool_->threads()));
   for (Scratch& scratch : scratch_) {
-    KVB_ASSIGN_OR_RETURN(scratch.product, Pages::Map(largest_tile_ * sizeof(float)));
+    KVB_ASSIGN_OR_RETURN(scratch.product, base::Pages::Map(largest_tile_ * sizeof(float)));
     if (split_ == nullptr) continue;
     KVB_ASSIGN_OR_RETURN(scratch.split, split_->NewScratch());
   }

@@ -20,9 +20,9 @@
 
 #include "absl/status/statusor.h"
 
+#include "core/base/pages.h"
 #include "core/base/worker_pool.h"
 #include "core/fit/accumulate_plan.h"
-#include "core/fit/pages.h"
 #include "core/fit/split_columns.h"
 
 namespace kvbridge::fit {
@@ -30,7 +30,7 @@ namespace kvbridge::fit {
 class SweepSums {
  public:
   // `sweep` and `columns` outlive it. `amx` needs SplitColumns::Available(). RESOURCE_EXHAUSTED as
-  // Pages::Map.
+  // base::Pages::Map.
   static absl::StatusOr<std::unique_ptr<SweepSums>> Create(const Sweep& sweep,
                                                            const std::vector<ColumnTile>& columns,
                                                            bool amx, base::WorkerPool* pool);
@@ -65,8 +65,8 @@ class SweepSums {
   std::optional<NotFinite> Centre(std::span<const float> weights, int64_t begin, int64_t end);
   // Of one lane that multiplies.
   struct Scratch {
-    std::unique_ptr<Pages> product;  // floats of the largest tile
-    SplitColumns::Scratch split;     // with split_ only
+    std::unique_ptr<base::Pages> product;  // floats of the largest tile
+    SplitColumns::Scratch split;           // with split_ only
   };
   absl::Status MakeScratch();
 
@@ -88,15 +88,15 @@ class SweepSums {
   std::vector<size_t> index_of_;         // column tile -> its place in sweep.columns
   std::vector<size_t> tile_offsets_;     // in state_
   size_t largest_tile_ = 0;              // numbers
-  std::unique_ptr<Pages> rows_;          // floats [kBlockRows, stride_]
+  std::unique_ptr<base::Pages> rows_;    // floats [kBlockRows, stride_]
   std::unique_ptr<SplitColumns> split_;  // runs are sweep_.columns; null: OpenBLAS multiplies
   std::vector<Scratch> scratch_;         // of each lane
   // Of the block, [width_]: its mean less the mean so far, and less its mean rounded to FP32.
   std::vector<double> deltas_;
   std::vector<double> residuals_;
   double block_weight_ = 0;
-  double correction_ = 0;         // W w / (W + w)
-  std::unique_ptr<Pages> state_;  // doubles: weight, means, sums of squares, tiles
+  double correction_ = 0;               // W w / (W + w)
+  std::unique_ptr<base::Pages> state_;  // doubles: weight, means, sums of squares, tiles
   size_t state_size_ = 0;
 };
 

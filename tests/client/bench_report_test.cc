@@ -27,20 +27,6 @@ BenchReport Measured(std::vector<BenchRow> rows) {
           .rows = std::move(rows)};
 }
 
-TEST(PercentileTest, IsTheNearestRank) {
-  const std::vector<double> hundred = [] {
-    std::vector<double> values;
-    for (int i = 100; i > 0; --i) values.push_back(i);
-    return values;
-  }();
-  EXPECT_EQ(Percentile(hundred, 0.5), 50);
-  EXPECT_EQ(Percentile(hundred, 0.99), 99);
-  EXPECT_EQ(Percentile({3, 1, 2}, 0.5), 2);
-  EXPECT_EQ(Percentile({3, 1, 2}, 0.99), 3);
-  EXPECT_EQ(Percentile({7}, 0), 7);
-  EXPECT_EQ(Percentile({}, 0.5), 0);
-}
-
 TEST(BenchReportTest, TimesAreOfWhatWasApplied) {
   const BenchRow row =
       Summarize(100, {Applied(0.2, 0.1),

@@ -12,10 +12,10 @@
 
 #include "absl/status/statusor.h"
 
+#include "core/base/pages.h"
 #include "core/base/worker_pool.h"
 #include "core/device/backend.h"
 #include "core/device/cpu/blocking.h"
-#include "core/device/cpu/huge_memory.h"
 #include "core/device/cpu/kernels.h"
 #include "core/device/cpu/network.h"
 #include "core/mapper/mapper.h"
@@ -58,7 +58,7 @@ class ResidentWeights final : public ResidentMapper {
 
   const mapper::Mapper& mapper() const override { return *mapper_; }
   uint64_t resident_bytes() const override {
-    return memory_.size() + small_.size() * sizeof(float);
+    return memory_->size() + small_.size() * sizeof(float);
   }
   Precision precision() const override { return precision_; }
 
@@ -89,7 +89,7 @@ class ResidentWeights final : public ResidentMapper {
 
  private:
   ResidentWeights(std::shared_ptr<const mapper::Mapper> mapper, Precision precision,
-                  const Blocking& blocking, HugeMemory memory)
+                  const Blocking& blocking, std::unique_ptr<base::Pages> memory)
       : mapper_(std::move(mapper)),
         precision_(precision),
         blocking_(blocking),
@@ -106,7 +106,7 @@ class ResidentWeights final : public ResidentMapper {
   const std::shared_ptr<const mapper::Mapper> mapper_;
   const Precision precision_;
   const Blocking blocking_;
-  const HugeMemory memory_;
+  const std::unique_ptr<base::Pages> memory_;
   std::vector<float> small_;  // biases and norms
   std::vector<ResidentLayer> layers_;
   std::vector<Plane> planes_;
