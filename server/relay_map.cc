@@ -12,13 +12,10 @@
 namespace kvbridge::server {
 namespace {
 
+using engine::WhyOf;
 using guard::Fallback;
 using guard::Reason;
 using guard::Refusal;
-
-Refusal WhyOf(const engine::Decision& decision) {
-  return {decision.outcome, decision.reason, decision.detail, decision.drill};
-}
 
 }  // namespace
 

@@ -113,9 +113,7 @@ std::optional<Refusal> RelaySession::OpenMap(TransferInput input) {
   base::MutexLock lock(&mutex_);
   about_.map_side = v1::MAP_SIDE_SOURCE;
   auto begun = BeginTransfer(env_, std::move(input), &about_);
-  if (auto* no = std::get_if<engine::Decision>(&begun)) {
-    return Refusal{no->outcome, no->reason, std::move(no->detail), no->drill};
-  }
+  if (const auto* no = std::get_if<engine::Decision>(&begun)) return engine::WhyOf(*no);
   const auto wake = [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (self == nullptr) return;
@@ -339,7 +337,7 @@ void RelaySession::OnPeerDone(const grpc::Status& status) {
                               : Reason::kTransport;
     DecideHere(
         Fallback(reason, absl::StrCat("peer ", peer_name_, ": ", CodeName(status.error_code()),
-                                      ": ", status.error_message().substr(0, kMaxDetail))));
+                                      ": ", status.error_message())));
   }
   Pump();
 }

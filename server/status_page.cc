@@ -128,6 +128,11 @@ std::string FellBack(const DecisionCounts& counts) {
   return Percent(static_cast<double>(counts.fell_back) / static_cast<double>(counts.all()));
 }
 
+std::string Table(const char* title, const char* columns, const std::string& rows) {
+  return absl::StrCat("<h2>", title, "</h2>\n<table><thead><tr>", columns, "</tr></thead><tbody>\n",
+                      rows, "</tbody></table>\n");
+}
+
 // --- sections
 
 double PerSecond(int64_t count, const Status& status) {
@@ -231,11 +236,11 @@ std::string Routes(const Status& status) {
   }
   std::string rows;
   for (const RouteStatus& route : status.routes) rows += RouteRow(status, route);
-  return absl::StrCat(
-      "<h2>Routes</h2>\n<table><thead><tr><th>Route</th><th>Stage</th><th>Circuit</th>"
-      "<th>Artifact</th><th class=\"n\">Weights</th><th class=\"n\">Transfers</th>"
-      "<th class=\"n\">Fell back</th></tr></thead><tbody>\n",
-      rows, "</tbody></table>\n");
+  return Table(
+      "Routes",
+      "<th>Route</th><th>Stage</th><th>Circuit</th><th>Artifact</th><th "
+      "class=\"n\">Weights</th><th class=\"n\">Transfers</th><th class=\"n\">Fell back</th>",
+      rows);
 }
 
 std::string Fallbacks(const Status& status) {
@@ -256,10 +261,8 @@ std::string Fallbacks(const Status& status) {
                                                          "</code>")))),
                     "</tr>\n");
   }
-  return absl::StrCat(
-      "<h2>Last fallbacks</h2>\n<table><thead><tr><th>When</th><th>Route</th><th>Reason</th>"
-      "<th>Detail and request</th></tr></thead><tbody>\n",
-      rows, "</tbody></table>\n");
+  return Table("Last fallbacks",
+               "<th>When</th><th>Route</th><th>Reason</th><th>Detail and request</th>", rows);
 }
 
 std::string Changes(const Status& status) {
@@ -276,10 +279,8 @@ std::string Changes(const Status& status) {
              absl::StrCat("by ", EscapeHtml(change.cause), Small(EscapeHtml(change.detail)))),
         "</tr>\n");
   }
-  return absl::StrCat(
-      "<h2>Last changes of routes</h2>\n<table><thead><tr><th>When</th><th>Route</th>"
-      "<th>What</th><th>Why</th></tr></thead><tbody>\n",
-      rows, "</tbody></table>\n");
+  return Table("Last changes of routes", "<th>When</th><th>Route</th><th>What</th><th>Why</th>",
+               rows);
 }
 
 std::string Memory(const Status& status) {

@@ -6,15 +6,12 @@
 #include "absl/strings/string_view.h"
 
 #include "core/crypto/token.h"
-#include "proto/kvbridge/v1/metadata_text.h"
 #include "proto/kvbridge/v1/traceparent.h"
 
 namespace kvbridge::server {
 namespace {
 
 constexpr size_t kSpanBytes = 8;
-// The least that everybody has to pass on; more is dropped whole.
-constexpr size_t kMaxState = 512;
 
 // Empty unless the call has exactly one.
 absl::string_view Only(const Metadata& metadata, const char* key) {
@@ -31,11 +28,10 @@ TraceContext ContinueTrace(const Metadata& metadata) {
   auto span = crypto::RandomHex(kSpanBytes);
   if (!span.ok() || span->find_first_not_of('0') == std::string::npos) return {};
   const absl::string_view state = Only(metadata, "tracestate");
-  const bool sound = state.size() <= kMaxState && wire::IsMetadataText(state);
   return {.trace_id = std::move(parent->trace_id),
           .span_id = *std::move(span),
           .flags = std::move(parent->flags),
-          .state = std::string(sound ? state : "")};
+          .state = std::string(wire::IsTracestate(state) ? state : "")};
 }
 
 }  // namespace kvbridge::server

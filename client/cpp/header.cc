@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/chunk_source.h"
-#include "proto/kvbridge/v1/metadata_text.h"
 #include "proto/kvbridge/v1/traceparent.h"
 
 namespace kvbridge::client {
@@ -36,9 +35,6 @@ absl::Status StateGeometry(const CacheView<Byte>& view, absl::string_view field,
   return absl::OkStatus();
 }
 
-// The least that everybody has to pass on.
-constexpr size_t kMaxTracestate = 512;
-
 absl::Status CheckTrace(const TransferOptions& options) {
   const std::string& parent = options.traceparent;
   const std::string& state = options.tracestate;
@@ -47,10 +43,9 @@ absl::Status CheckTrace(const TransferOptions& options) {
         "traceparent: expected W3C's version-trace-span-flags in lower-case hexadecimal, got ",
         parent.size(), " bytes of another shape"));
   }
-  const bool sound = state.size() <= kMaxTracestate && wire::IsMetadataText(state);
-  if (!sound || (parent.empty() && !state.empty())) {
+  if (!wire::IsTracestate(state) || (parent.empty() && !state.empty())) {
     return absl::InvalidArgumentError(
-        absl::StrCat("tracestate: expected at most ", kMaxTracestate,
+        absl::StrCat("tracestate: expected at most ", wire::kMaxTracestate,
                      " printable ASCII characters beside a traceparent, got ", state.size(),
                      parent.empty() ? " bytes without one" : " bytes"));
   }

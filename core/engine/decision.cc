@@ -26,6 +26,10 @@ Decision Refused(guard::Refusal refusal, const guard::TransferSpec& spec) {
   return decision;
 }
 
+guard::Refusal WhyOf(const Decision& decision) {
+  return {decision.outcome, decision.reason, decision.detail, decision.drill};
+}
+
 absl::StatusOr<std::string> CacheSalt(absl::string_view artifact_digest,
                                       absl::string_view route_salt, int32_t hops) {
   KVB_ASSIGN_OR_RETURN(const std::string hex,

@@ -48,6 +48,9 @@ struct Decision {
 // The decision on a transfer that did not begin.
 Decision Refused(guard::Refusal refusal, const guard::TransferSpec& spec);
 
+// Why it was not applied, for somebody else's decision on the same transfer.
+guard::Refusal WhyOf(const Decision& decision);
+
 // What a prefix cache must mix into the keys of blocks made from a mapped cache, so that they never
 // answer for the target's own, for another mapper's or for another hop's: "kvb1-" and the first 32
 // hex digits of SHA-256("kvbridge-cache-salt-v1\n" digest "\n" route_salt "\n" hops).

@@ -51,4 +51,8 @@ std::optional<Traceparent> ParseTraceparent(absl::string_view text) {
                      .flags = std::string(text.substr(kFlagsBegin, kFlagsSize))};
 }
 
+bool IsTracestate(absl::string_view text) {
+  return text.size() <= kMaxTracestate && IsMetadataText(text);
+}
+
 }  // namespace kvbridge::wire

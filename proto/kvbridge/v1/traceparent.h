@@ -1,7 +1,8 @@
 // W3C Trace Context's `traceparent`: whose trace a call belongs to, as every side of the wire reads
-// it.
+// it. Thread contract: pure functions.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -18,7 +19,11 @@ struct Traceparent {
 };
 
 // Nothing unless it is well-formed. Of later versions, what this one knows of them.
-// Thread contract: a pure function.
 std::optional<Traceparent> ParseTraceparent(absl::string_view text);
+
+// Of its companion `tracestate`: the least that everybody has to pass on; more is dropped whole.
+inline constexpr size_t kMaxTracestate = 512;
+// Whether that can be sent: not more, and what metadata may hold (metadata_text.h).
+bool IsTracestate(absl::string_view text);
 
 }  // namespace kvbridge::wire
