@@ -14,12 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ARTIFACT, ROUTE, binary, family_spec
-from kvbridge import CacheFile, Client, PagedCache, SourceProgress, TransferResult, read_cache, write_cache
+from kvbridge import CacheFile, Client, SourceProgress, TransferResult, read_cache, write_cache
 from kvbridge.arrays import float32_to_bf16
-from two_hosts import Kvbridged, netns, same
+from two_hosts import TOKENS, Kvbridged, holds, netns, pages_of, same
 
-TOKENS = 600
-PAGE = 64  # tokens; the last page of TOKENS is partial
 SPECS = {"source": family_spec("large"), "target": family_spec("small")}
 TOKEN_BYTES = {"source": 2 * 8 * 2 * 64 * 4, "target": 2 * 4 * 2 * 64 * 4}
 
@@ -87,29 +85,11 @@ def send(client: Client, **options: object) -> TransferResult:
     return client.transfer(route="pair", **{**SPECS, **options})  # type: ignore[arg-type]
 
 
-def pages_of(client: Client, side: str, seed: int) -> PagedCache:
-    """Pages, out of order, of a pool of the client's own."""
-    memory = client.memory()
-    arena = memory.arena(32 << 20)
-    layers = [arena.empty((16, PAGE, 2, 64), np.float32) for _ in range(2 * SPECS[side].geometry.layers)]
-    for layer in layers:
-        layer.fill(np.nan)
-    pool = memory.pool(SPECS[side], layers[::2], layers[1::2])
-    return pool.select(np.random.default_rng(seed).permutation(16)[: -(-TOKENS // PAGE)], TOKENS)
-
-
 def mapped_locally(edge: Kvbridged) -> tuple[np.ndarray, np.ndarray]:
     with Client(edge.socket, plane="inline") as client:
         result = send(client)
     assert result.applied and not result.map_side, result
     return result.keys, result.values
-
-
-def holds(pages: PagedCache, expected: tuple[np.ndarray, np.ndarray]) -> bool:
-    """Whether these are the answer's tokens, and zeros after them."""
-    got = [np.stack(part) for part in pages.gather()]
-    covered = expected[0].shape[2]
-    return same([part[:, :, :covered] for part in got], expected) and not any(p[:, :, covered:].any() for p in got)
 
 
 def payload(server: Kvbridged, direction: str, transport: str) -> float:
@@ -124,7 +104,7 @@ def test_the_smaller_cache_travels(folder: Path, route: dict[str, object], ucx: 
             direct = mapped_locally(edge)
             inline_before = payload(edge, "out", "inline")
             with Client(edge.socket) as mover, Client(peer.socket) as engine:
-                target = pages_of(engine, "target", 2)
+                target = pages_of(engine, SPECS["target"], 2)
                 layers: list[int] = []
                 result = send(
                     mover,
@@ -149,7 +129,7 @@ def test_prefill_that_goes_on_is_mapped_and_sent_as_it_goes(folder: Path, route:
     with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder, route) as edge:
         direct = mapped_locally(edge)
         with Client(edge.socket) as mover, Client(peer.socket) as engine:
-            source, target = pages_of(mover, "source", 1), pages_of(engine, "target", 2)
+            source, target = pages_of(mover, SPECS["source"], 1), pages_of(engine, SPECS["target"], 2)
             keys, values = random_large()
             progress = SourceProgress()
 
@@ -175,7 +155,7 @@ def test_an_answer_to_the_caller_needs_no_peer(folder: Path, route: dict[str, ob
             result = send(mover, peer="b")
             assert (result.outcome, result.map_side, result.peer_plane) == ("applied", "source", ""), result
             assert same((result.keys, result.values), direct)
-            target = pages_of(mover, "target", 3)
+            target = pages_of(mover, SPECS["target"], 3)
             result = send(mover, peer="b", target_pages=target)
             assert (result.outcome, result.map_side) == ("applied", "source"), result
             assert holds(target, direct)
@@ -202,10 +182,10 @@ def test_the_command_line_says_where_it_was_mapped(folder: Path, route: dict[str
 
 def test_a_peer_that_is_killed_ends_it_and_takes_no_page_along(folder: Path, route: dict[str, object]) -> None:
     with netns.TwoHosts() as hosts, edge_of(hosts, folder, route) as edge, Client(edge.socket) as mover:
-        source = pages_of(mover, "source", 1)
+        source = pages_of(mover, SPECS["source"], 1)
         source.scatter(*random_large())
         with peer_of(hosts, folder) as peer, Client(peer.socket) as engine:
-            place = engine.memory().locate(pages_of(engine, "target", 2))
+            place = engine.memory().locate(pages_of(engine, SPECS["target"], 2))
             progress, ended = SourceProgress(), []
             progress.ready(TOKENS // 2)
             ask = {"peer": "b", "source_pages": source, "target_pages": place, "ready": progress}
@@ -220,7 +200,7 @@ def test_a_peer_that_is_killed_ends_it_and_takes_no_page_along(folder: Path, rou
         with peer_of(hosts, folder) as peer, Client(peer.socket) as engine:
             gone = send(mover, peer="b", source_pages=source, target_pages=place)
             assert (gone.reason, gone.detail) == ("invalid_request", "target_selection.pool: pool_id: not found")
-            target = pages_of(engine, "target", 2)
+            target = pages_of(engine, SPECS["target"], 2)
             again = send(mover, peer="b", source_pages=source, target_pages=engine.memory().locate(target))
             assert (again.outcome, again.map_side) == ("applied", "source"), again
             assert holds(target, mapped_locally(edge))
@@ -233,11 +213,11 @@ def test_a_peer_that_is_killed_ends_it_and_takes_no_page_along(folder: Path, rou
 
 def test_an_edge_that_is_killed_leaves_nothing_at_the_peer(folder: Path, route: dict[str, object]) -> None:
     with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, Client(peer.socket) as engine:
-        target = pages_of(engine, "target", 2)
+        target = pages_of(engine, SPECS["target"], 2)
         with edge_of(hosts, folder, route) as edge, Client(edge.socket) as mover:
             progress, ended = SourceProgress(), []
             progress.ready(TOKENS // 2)
-            source = pages_of(mover, "source", 1)
+            source = pages_of(mover, SPECS["source"], 1)
             source.scatter(*random_large())
             ask = {"source_pages": source, "target_pages": engine.memory().locate(target), "ready": progress}
             mapping = threading.Thread(target=lambda: ended.append(send(mover, peer="b", **ask)))

@@ -24,9 +24,7 @@ from kvbridge import (
 )
 from kvbridge.chunks import CacheAssembler, encode_chunks
 from kvbridge.v1 import transfer_pb2, types_pb2
-from two_hosts import Call, Kvbridged, netns, same
-
-TOKENS = 600
+from two_hosts import PAGE, TOKENS, Call, Kvbridged, holds, netns, pages_of, same
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -182,7 +180,6 @@ def test_a_link_that_goes_down_ends_the_transfer_on_both_sides(folder: Path) -> 
 
 
 # Through the Python client. A source beside the edge, an engine beside the peer whose pages get the answer.
-PAGE = 64  # tokens; the last page of TOKENS is partial
 SPECS = {"source": family_spec("small"), "target": family_spec("large")}
 
 
@@ -192,29 +189,11 @@ def send(client: Client, **options: object) -> TransferResult:
     return client.transfer(route="pair", **{**SPECS, **options})  # type: ignore[arg-type]
 
 
-def pages_of(client: Client, side: str, seed: int) -> PagedCache:
-    """Pages, out of order, of a pool of the client's own."""
-    memory = client.memory()
-    arena = memory.arena(32 << 20)
-    layers = [arena.empty((16, PAGE, 2, 64), np.float32) for _ in range(2 * SPECS[side].geometry.layers)]
-    for layer in layers:
-        layer.fill(np.nan)
-    pool = memory.pool(SPECS[side], layers[::2], layers[1::2])
-    return pool.select(np.random.default_rng(seed).permutation(16)[: -(-TOKENS // PAGE)], TOKENS)
-
-
 def mapped_directly(peer: Kvbridged) -> tuple[np.ndarray, np.ndarray]:
     with Client(peer.socket, plane="inline") as client:
         result = send(client)
     assert result.applied and not result.map_side and not result.peer_plane, result
     return result.keys, result.values
-
-
-def holds(pages: PagedCache, expected: tuple[np.ndarray, np.ndarray]) -> bool:
-    """Whether these are the answer's tokens, and zeros after them."""
-    got = [np.stack(part) for part in pages.gather()]
-    covered = expected[0].shape[2]
-    return same([part[:, :, :covered] for part in got], expected) and not any(p[:, :, covered:].any() for p in got)
 
 
 @pytest.mark.parametrize("ucx", [True, False], ids=["ucx", "chunks"])
@@ -223,7 +202,7 @@ def test_pages_at_the_edge_are_mapped_while_prefill_fills_them(folder: Path, ucx
     with netns.TwoHosts() as hosts, peer_of(hosts, folder, ucx=ucx) as peer, edge_of(hosts, folder) as edge:
         direct = mapped_directly(peer)
         with Client(edge.socket) as mover, Client(peer.socket) as engine:
-            source, target = pages_of(mover, "source", 1), pages_of(engine, "target", 2)
+            source, target = pages_of(mover, SPECS["source"], 1), pages_of(engine, SPECS["target"], 2)
             keys, values = random_cache(TOKENS)
             progress, layers = SourceProgress(), []
 
@@ -256,8 +235,8 @@ def test_arrays_reach_the_peer_through_regions_or_chunks(folder: Path, memory: b
     with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder, memory=memory) as edge:
         direct = mapped_directly(peer)
         with Client(edge.socket) as mover, Client(peer.socket) as engine:
-            target = pages_of(engine, "target", 2)
-            for into in (None, engine.memory().locate(target), pages_of(mover, "target", 3)):
+            target = pages_of(engine, SPECS["target"], 2)
+            for into in (None, engine.memory().locate(target), pages_of(mover, SPECS["target"], 3)):
                 result = send(mover, peer="b", target_pages=into)
                 assert (result.outcome, result.plane, result.plane_reason) == ("applied", plane, why), result
                 if into is None:
@@ -296,7 +275,7 @@ def test_the_next_turn_is_appended_at_the_peer(folder: Path) -> None:
     with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
         direct = mapped_directly(peer)
         with Client(edge.socket) as mover, Client(peer.socket) as engine:
-            target = pages_of(engine, "target", 2)
+            target = pages_of(engine, SPECS["target"], 2)
             ids, half = np.arange(TOKENS), 5 * PAGE
             first = send(
                 mover,
@@ -316,7 +295,7 @@ def test_the_next_turn_is_appended_at_the_peer(folder: Path) -> None:
 def test_a_place_that_the_peer_does_not_know_is_named(folder: Path) -> None:
     with netns.TwoHosts() as hosts, peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
         with Client(edge.socket) as mover, Client(peer.socket) as engine:
-            place = engine.memory().locate(pages_of(engine, "target", 2))
+            place = engine.memory().locate(pages_of(engine, SPECS["target"], 2))
             stale = types_pb2.PoolLocation(generation=place.generation + 1)
             unknown = types_pb2.PoolLocation(pool_id="0" * 32)
             short = types_pb2.PoolLocation(pages=place.pages[:1])
@@ -333,7 +312,7 @@ def test_a_place_that_the_peer_does_not_know_is_named(folder: Path) -> None:
                 result = send(mover, peer="b", target_pages=there)
                 assert (result.outcome, result.reason) == ("fallback_reprefill", reason), result
                 assert result.detail.startswith(detail), result
-            own = mover.memory().locate(pages_of(mover, "target", 3))
+            own = mover.memory().locate(pages_of(mover, SPECS["target"], 3))
             result = send(mover, peer="b", target_pages=own)
             assert (result.reason, result.map_side) == ("invalid_request", "target"), "the edge's pools are no peer's"
             assert peer.metric("kvbridge_inflight_transfers") == 0
@@ -341,10 +320,10 @@ def test_a_place_that_the_peer_does_not_know_is_named(folder: Path) -> None:
 
 def test_a_peer_that_is_killed_takes_no_page_of_the_edge_along(folder: Path) -> None:
     with netns.TwoHosts() as hosts, edge_of(hosts, folder) as edge, Client(edge.socket) as mover:
-        source = pages_of(mover, "source", 1)
+        source = pages_of(mover, SPECS["source"], 1)
         source.scatter(*random_cache(TOKENS))
         with peer_of(hosts, folder) as peer, Client(peer.socket) as engine:
-            place = engine.memory().locate(pages_of(engine, "target", 2))
+            place = engine.memory().locate(pages_of(engine, SPECS["target"], 2))
             progress, ended = SourceProgress(), []
             progress.ready(TOKENS // 2)
             ask = {"peer": "b", "source_pages": source, "target_pages": place, "ready": progress}
@@ -358,7 +337,7 @@ def test_a_peer_that_is_killed_takes_no_page_of_the_edge_along(folder: Path) -> 
         with peer_of(hosts, folder) as peer, Client(peer.socket) as engine:
             gone = send(mover, peer="b", source_pages=source, target_pages=place)
             assert (gone.reason, gone.detail) == ("invalid_request", "target_selection.pool: pool_id: not found")
-            target = pages_of(engine, "target", 2)
+            target = pages_of(engine, SPECS["target"], 2)
             again = send(mover, peer="b", source_pages=source, target_pages=engine.memory().locate(target))
             assert (again.outcome, again.plane) == ("applied", "region"), again
             assert holds(target, mapped_directly(peer))

@@ -13,14 +13,17 @@ from pathlib import Path
 import grpc
 import numpy as np
 from conftest import ROOT, binary
-from kvbridge.v1 import transfer_pb2
+from kvbridge import Client, PagedCache
+from kvbridge.v1 import transfer_pb2, types_pb2
 
 sys.path.insert(0, str(ROOT / "bench"))
 
 import netns  # noqa: E402
 
-__all__ = ["Call", "Kvbridged", "netns", "same"]
+__all__ = ["PAGE", "TOKENS", "Call", "Kvbridged", "holds", "netns", "pages_of", "same"]
 
+TOKENS = 600  # of the tests' transfers
+PAGE = 64  # tokens; the last page of TOKENS is partial
 GIVE_UP = 2.0  # seconds that a frame may be under way
 
 
@@ -105,3 +108,21 @@ class Call:
 
 def same(a, b) -> bool:
     return all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(a, b, strict=True))
+
+
+def pages_of(client: Client, spec: types_pb2.ModelSpec, seed: int) -> PagedCache:
+    """Pages, out of order, of a pool of the client's own."""
+    memory = client.memory()
+    arena = memory.arena(32 << 20)
+    layers = [arena.empty((16, PAGE, 2, 64), np.float32) for _ in range(2 * spec.geometry.layers)]
+    for layer in layers:
+        layer.fill(np.nan)
+    pool = memory.pool(spec, layers[::2], layers[1::2])
+    return pool.select(np.random.default_rng(seed).permutation(16)[: -(-TOKENS // PAGE)], TOKENS)
+
+
+def holds(pages: PagedCache, expected: tuple[np.ndarray, np.ndarray]) -> bool:
+    """Whether these are the answer's tokens, and zeros after them."""
+    got = [np.stack(part) for part in pages.gather()]
+    covered = expected[0].shape[2]
+    return same([part[:, :, :covered] for part in got], expected) and not any(p[:, :, covered:].any() for p in got)
