@@ -51,7 +51,7 @@ absl::StatusOr<Response> Unary(absl::Duration timeout, Call call) {
   context.set_deadline(ToGrpcDeadline(SteadyNow() + timeout));
   Response response;
   if (const grpc::Status status = call(&context, &response); !status.ok()) {
-    return FromGrpcStatus(status);
+    return FromUncancelled(status);
   }
   return response;
 }
@@ -121,9 +121,9 @@ class Client::Impl {
       refused = on_event(response);
     }
     if (!refused.ok()) context.TryCancel();
-    const absl::Status ended = FromGrpcStatus(stream->Finish());
+    const grpc::Status ended = stream->Finish();
     if (!refused.ok()) return refused;
-    return stop.stop_requested() ? absl::OkStatus() : ended;
+    return stop.stop_requested() ? absl::OkStatus() : FromUncancelled(ended);
   }
 
   CountersSnapshot counters() const {

@@ -412,6 +412,16 @@ TEST_F(ClientTest, ARouteIsSetAndItsStageBeforeIsTold) {
   EXPECT_TRUE(absl::IsNotFound(client->SetRoute(request).status()));
 }
 
+TEST_F(ClientTest, WhatTheServerCancelsIsNotTheCallersDoing) {
+  FakeKvbridgeServer server({});
+  auto client = Connect(server.target());
+  const auto never = [](const v1::WatchEventsResponse&) { return absl::OkStatus(); };
+  EXPECT_TRUE(absl::IsUnavailable(client->WatchEvents("going-away", never)));
+  v1::SetRouteRequest request;
+  request.set_route("going-away");
+  EXPECT_TRUE(absl::IsUnavailable(client->SetRoute(request).status()));
+}
+
 TEST_F(ClientTest, EventsAreWatchedUntilTheCallerHasEnough) {
   FakeKvbridgeServer server({});
   auto client = Connect(server.target());

@@ -193,6 +193,7 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
 
   grpc::Status SetRoute(grpc::ServerContext*, const v1::SetRouteRequest* request,
                         v1::SetRouteResponse* response) override {
+    if (request->route() == "going-away") return grpc::Status::CANCELLED;
     if (request->route() != "small-to-large") {
       return {grpc::StatusCode::NOT_FOUND, "route: expected a configured one"};
     }
@@ -203,6 +204,7 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
   // The same event, until the caller has enough.
   grpc::Status WatchEvents(grpc::ServerContext*, const v1::WatchEventsRequest* request,
                            grpc::ServerWriter<v1::WatchEventsResponse>* stream) override {
+    if (request->route() == "going-away") return grpc::Status::CANCELLED;
     if (!request->route().empty() && request->route() != "small-to-large") {
       return {grpc::StatusCode::NOT_FOUND, "route: expected a configured one"};
     }
