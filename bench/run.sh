@@ -40,6 +40,9 @@ say "building"
 
 say "the map beside the floor: ${tokens[*]} tokens, $reps repetitions"
 $bin/bench/map_bench --tokens "${tokens[@]}" --reps $reps >$out/map.json
+# Apart from the floor, whose threads keep spinning and whose operands fill the caches.
+say "head-local beside full-head"
+$bin/bench/map_bench --no-floor --tokens "${tokens[@]}" --reps $reps >$out/map_alone.json
 
 rm -f $out/prototype.json
 if [ -n "${KVBRIDGE_PROTOTYPE:-}" ]; then
@@ -74,7 +77,7 @@ $bin/server/kvbridged --config $data/kvbridged.yaml --ports-file $data/ports.jso
 server=$!
 trap 'kill $server 2>/dev/null || true; wait $server || true' EXIT
 for _ in $(seq 100); do grep -q '"to":"ready"' $out/kvbridged.log && break; sleep 0.1; done
-$bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route big in out --micro-route micro --reps 25 --pid $server >$out/transfer.json
+$bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route in out big --micro-route micro --reps 25 --pid $server >$out/transfer.json
 
 say "the region plane"
 $bin/bench/transfer_bench --server "unix:$data/kvbridged.sock" --route local --plane region --artifact "$data/local" --reps 15 >$out/region.json

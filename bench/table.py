@@ -1,7 +1,7 @@
 """Prints what bench/run.sh measured as one Markdown table, with the machine it was measured on.
 
-    python bench/table.py FOLDER      (map.json, transfer.json, region.json, load.json, prototype.json; those that
-                                      are there)
+    python bench/table.py FOLDER      (map.json, map_alone.json, transfer.json, region.json, load.json,
+                                      prototype.json; those that are there)
 """
 
 import json
@@ -57,14 +57,15 @@ def transfer_rows(data: dict):
     for route, case in data["inline"].items():
         key, what = names.get(route, ("both_gb_s", "both ways at once, with a head-local map"))
         worst = case["total"]["p50_ms"] / case["total"]["min_ms"]
+        memory = f"; server memory so far +{case['server_growth_mib']:.0f} MiB" if "server_growth_mib" in case else ""
         yield (f"inline plane, {what}, {case['tokens']} tokens", f"{case[key]:.2f} GB/s",
-               f"median run {case[key] / worst:.2f} GB/s")
+               f"median run {case[key] / worst:.2f} GB/s{memory}")
     for row in data.get("concurrency", []):
         refused = f", {row['refused']} refused" if row["refused"] else ""
         yield (f"{row['clients']} clients at once",
                f"{row['tokens_per_s']:.0f} tokens/s, p99 {row['p99_ms']:.0f} ms{refused}", "–")
     memory = data["server_memory"]
-    yield ("server memory above its weights, at most, over all of the above", f"{memory['growth_mib']:.0f} MiB", "–")
+    yield ("server memory above its weights, at most, with those clients", f"{memory['growth_mib']:.0f} MiB", "–")
 
 
 def region_rows(data: dict):
@@ -82,7 +83,7 @@ def load_rows(data: dict):
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    rows = [*map_rows(read(folder, "map.json"), read(folder, "prototype.json")), *ratio_rows(read(folder, "map.json")),
+    rows = [*map_rows(read(folder, "map.json"), read(folder, "prototype.json")), *ratio_rows(read(folder, "map_alone.json")),
             *transfer_rows(read(folder, "transfer.json")), *region_rows(read(folder, "region.json")),
             *load_rows(read(folder, "load.json"))]
     print(f"Measured on: {machine()}. Geometry of Qwen3 0.6B → 1.7B: 28 → 28 layers, 8 heads × 128, k = 8, BF16, random weights.\n")

@@ -168,10 +168,8 @@ class ServerMemory {
     std::ofstream(folder_ + "/clear_refs") << "5";
     before_ = Read("VmRSS:");
   }
-  Json ToJson() const {
-    const double peak = Read("VmHWM:");
-    return {{"rss_before_mib", before_}, {"peak_mib", peak}, {"growth_mib", peak - before_}};
-  }
+  double GrowthMib() const { return Read("VmHWM:") - before_; }
+  Json ToJson() const { return {{"rss_before_mib", before_}, {"growth_mib", GrowthMib()}}; }
 
  private:
   double Read(const std::string& name) const {
@@ -207,11 +205,12 @@ class Bench {
     if (args_.pid != 0) memory.emplace(args_.pid);
     if (!args_.micro_route.empty()) result["micro"] = Micro();
     for (const std::string& route : args_.routes) {
-      result[args_.plane][route] =
-          args_.plane == "region" ? Region(Route(route)) : Inline(Route(route));
+      Json& row = result[args_.plane][route];
+      row = args_.plane == "region" ? Region(Route(route)) : Inline(Route(route));
+      if (memory) row["server_growth_mib"] = memory->GrowthMib();
     }
     if (!args_.routes.empty() && args_.plane == "inline")
-      result["concurrency"] = Sweep(Route(args_.routes[0]));
+      result["concurrency"] = Sweep(Route(args_.routes.back()));
     if (memory) result["server_memory"] = memory->ToJson();
     return result;
   }
@@ -398,7 +397,7 @@ int main(int argc, char** argv) {
   kvbridge::bench::Args args;
   CLI::App app("Measures a running kvbridged.");
   app.add_option("--server", args.server, "host:port or unix:/path.sock")->required();
-  app.add_option("--route", args.routes, "routes for bandwidth; the first also for concurrency");
+  app.add_option("--route", args.routes, "routes for bandwidth; the last also for concurrency");
   app.add_option("--plane", args.plane, "inline, or region: then only what concerns regions")
       ->check(CLI::IsMember({"inline", "region"}));
   app.add_option("--artifact", args.artifact, "the route's folder, for the engine alone (region)");
