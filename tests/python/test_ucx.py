@@ -24,7 +24,7 @@ from kvbridge import (
 )
 from kvbridge.chunks import CacheAssembler, encode_chunks
 from kvbridge.v1 import transfer_pb2, types_pb2
-from two_hosts import PAGE, TOKENS, Call, Kvbridged, holds, netns, pages_of, same
+from two_hosts import GIVE_UP, PAGE, TOKENS, Call, Kvbridged, holds, netns, pages_of, same
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,16 +64,18 @@ def transfer(server: Kvbridged, peer: str = ""):
     return accepted, assembler.finish(), decision
 
 
-def peer_of(hosts: netns.TwoHosts, folder: Path, *, ucx: bool = True) -> Kvbridged:
+def peer_of(hosts: netns.TwoHosts, folder: Path, *, ucx: bool = True, give_up: float = GIVE_UP) -> Kvbridged:
     listen = {"listen": f"{hosts.right_address}:0"} if ucx else {}
     memory = {"socket": f"{folder}/right.memory"}
-    return Kvbridged(hosts, hosts.right, folder, routes=[ROUTE], ucx=listen, memory=memory)
+    settings = {"timeout": f"{give_up}s", **listen}
+    return Kvbridged(hosts, hosts.right, folder, routes=[ROUTE], ucx=settings, memory=memory)
 
 
-def edge_of(hosts: netns.TwoHosts, folder: Path, *, memory: bool = True) -> Kvbridged:
+def edge_of(hosts: netns.TwoHosts, folder: Path, *, memory: bool = True, give_up: float = GIVE_UP) -> Kvbridged:
     peers = [{"name": "b", "address": f"{hosts.right_address}:{Kvbridged.port}"}]
     socket = {"socket": f"{folder}/left.memory"} if memory else {}
-    return Kvbridged(hosts, hosts.left, folder, peers=peers, memory=socket)
+    settings = {"timeout": f"{give_up}s"}
+    return Kvbridged(hosts, hosts.left, folder, peers=peers, ucx=settings, memory=socket)
 
 
 @pytest.mark.parametrize("ucx", [True, False], ids=["ucx", "in_the_call"])
@@ -157,7 +159,8 @@ def test_latency_and_loss_change_nothing_but_time(folder: Path, delay: float, lo
     if reason is not None:
         pytest.skip(reason)
     with netns.TwoHosts(delay=delay, loss=loss) as hosts:
-        with peer_of(hosts, folder) as peer, edge_of(hosts, folder) as edge:
+        # A segment lost three times waits for more than a second; that is not to end the transfer.
+        with peer_of(hosts, folder, give_up=30) as peer, edge_of(hosts, folder, give_up=30) as edge:
             _, direct, _ = transfer(peer)
             accepted, relayed, decision = transfer(edge, peer="b")
             assert accepted.plane == types_pb2.PLANE_UCX

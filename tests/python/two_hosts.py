@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import netns  # noqa: E402
 
-__all__ = ["PAGE", "TOKENS", "Call", "Kvbridged", "holds", "netns", "pages_of", "same"]
+__all__ = ["GIVE_UP", "PAGE", "TOKENS", "Call", "Kvbridged", "holds", "netns", "pages_of", "same"]
 
 TOKENS = 600  # of the tests' transfers
 PAGE = 64  # tokens; the last page of TOKENS is partial
