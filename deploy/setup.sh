@@ -43,7 +43,8 @@ if [ "$print_venv" = 1 ]; then
 fi
 
 packages() { awk -v all="$with_python" '!/^#/ && NF && (all || $3 != "test") { print $1 }' "$here/packages.txt"; }
-installed_version() { dpkg-query -W -f='${db:Status-Status} ${Version}' "$1" 2>/dev/null | sed -n 's/^installed //p'; }
+# Nothing, and success, where it isn't installed.
+installed_version() { { dpkg-query -W -f='${db:Status-Status} ${Version}' "$1" 2>/dev/null || true; } | sed -n 's/^installed //p'; }
 
 install_packages() {
   local missing=() package
