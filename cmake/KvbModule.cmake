@@ -35,4 +35,9 @@ function(kvb_add_test)
   endif()
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME} WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
   set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  if(KVBRIDGE_SANITIZE STREQUAL "thread")
+    # UCX's hooks into memory mapping run in threads that ThreadSanitizer has taken leave of.
+    set_tests_properties(${ARG_NAME} PROPERTIES ENVIRONMENT
+      "LD_PRELOAD=$<TARGET_FILE:kvb_tsan_edges>;UCX_MEM_EVENTS=n;TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/support/tsan.supp")
+  endif()
 endfunction()

@@ -36,7 +36,6 @@ jobs=$(nproc)
 
 bench=ON
 case $preset in asan | tsan) bench=OFF ;; esac
-export TSAN_OPTIONS="suppressions=$root/tests/support/tsan.supp ${TSAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 
 say "configuring $build"
