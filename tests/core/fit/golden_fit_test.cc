@@ -16,6 +16,7 @@
 #include "core/fit/solve.h"
 #include "core/model/hf_config.h"
 #include "tests/core/artifact/temp_dir.h"
+#include "tests/core/fit/test_shards.h"
 
 namespace kvbridge::fit {
 namespace {
@@ -72,7 +73,6 @@ class GoldenFit {
     return lists;
   }
 
- private:
   // The shards hold two layers of one head of the models that the configs are of.
   static model::ModelSpec Spec(const fs::path& path) {
     model::ModelSpec spec = *model::SpecFromHfConfig(*base::ReadFile(kGolden / path, 1 << 20));
@@ -81,6 +81,7 @@ class GoldenFit {
     return spec;
   }
 
+ private:
   TempDir dir_;
   absl::Status status_;
   absl::StatusOr<Solution> solution_;
@@ -169,7 +170,93 @@ TEST_P(RopeFitTest, WeightsAreTheRightOnes) {
   EXPECT_LE(Distance(fit.mapper(), folder / "right_weights.safetensors"), kTolerance);
 }
 
-INSTANTIATE_TEST_SUITE_P(Golden, RopeFitTest, ::testing::Values("yarn", "partial"),
+INSTANTIATE_TEST_SUITE_P(Golden, RopeFitTest, ::testing::Values("yarn", "llama3", "partial"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Golden cases without shards: random rows, turned by the golden tables, and targets that the
+// golden weights make of them. A rotation that is not the tables' leaves other weights.
+class TableFitTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static constexpr int64_t kRows = 16;  // of a shard: positions 0, 4, ..., 60
+  static constexpr int64_t kShards = 40;
+
+  struct Golden {
+    explicit Golden(const fs::path& file)
+        : mapped(*base::MappedFile::Open(kGolden / file)),
+          tensors(*SafeTensors::Parse(mapped->bytes(), file.string())) {}
+    const float* floats(const std::string& name) const {
+      return reinterpret_cast<const float*>((*tensors.Find(name))->data.data());
+    }
+    std::shared_ptr<const base::MappedFile> mapped;
+    SafeTensors tensors;
+  };
+
+  // Keys [layer, row, dim] at the shard's positions: as cached, from as they are without rotation.
+  static void Rotate(const model::ModelSpec& spec, const std::string& role, const Golden& tables,
+                     float* keys) {
+    const int64_t dim = spec.geometry.head_dim, half = spec.rope.params.rotary_dim / 2;
+    const bool interleaved = spec.rope.params.pairing == rope::Pairing::kInterleaved;
+    const float* cos = tables.floats(role + ".cos");
+    const float* sin = tables.floats(role + ".sin");
+    for (int64_t row = 0; row < spec.geometry.layers * kRows; ++row) {
+      const int64_t at = row % kRows * 4 * 2 * half;  // of the tables, which name every dim
+      for (int64_t i = 0; i < half; ++i) {
+        const int64_t first = interleaved ? 2 * i : i, second = interleaved ? 2 * i + 1 : i + half;
+        float& a = keys[row * dim + first];
+        float& b = keys[row * dim + second];
+        const float c = cos[at + first], s = sin[at + first], x = a, y = b;
+        a = x * c - y * s;
+        b = y * c + x * s;
+      }
+    }
+  }
+
+  // Target layer l of source layer l, before rotations.
+  static void MakeTargets(const Golden& weights, int64_t layers, int64_t dim, ShardFile& shard) {
+    for (const std::string component : {"key", "value"}) {
+      const float* source = shard.floats("source." + component + "s");
+      float* target = shard.floats("target." + component + "s");
+      for (int64_t row = 0; row < layers * kRows; ++row) {
+        const std::string layer = std::to_string(row / kRows);
+        const float* w = weights.floats(component + "_weight." + layer);
+        const float* bias = weights.floats(component + "_bias." + layer);
+        for (int64_t out = 0; out < dim; ++out) {
+          double sum = bias[out];
+          for (int64_t in = 0; in < dim; ++in) sum += source[row * dim + in] * w[in * dim + out];
+          target[row * dim + out] = static_cast<float>(sum);
+        }
+      }
+    }
+  }
+};
+
+TEST_P(TableFitTest, WeightsAreThoseThatMadeTheTargets) {
+  const fs::path folder = fs::path("rope") / GetParam();
+  SpecPair specs = {GoldenFit::Spec(folder / "source_config.json"),
+                    GoldenFit::Spec(folder / "target_config.json")};
+  for (const Role role : kRoles) {
+    specs.of(role).identity = SmallPair().of(role).identity;  // the configs carry no names
+    specs.of(role).geometry.dtype = tensor::DType::kF32;
+  }
+  const Golden tables(folder / "tables.safetensors"), weights(folder / "right_weights.safetensors");
+  TempDir dir;
+  for (int64_t i = 0; i < kShards; ++i) {
+    const std::string id = std::to_string(i);
+    ShardFile shard = MakeShard(
+        {.sequence_id = id, .specs = specs, .rows = kRows, .seed = static_cast<uint32_t>(i)});
+    MakeTargets(weights, 2, specs.source.geometry.head_dim, shard);
+    Rotate(specs.source, "source", tables, shard.floats("source.keys"));
+    Rotate(specs.target, "target", tables, shard.floats("target.keys"));
+    shard.Write(dir / (id + ".safetensors"));
+  }
+  const GoldenFit fit({.name = GetParam(), .shards = dir.path(), .lambda = 1e-4});
+  ASSERT_TRUE(fit.status().ok()) << fit.status();
+  EXPECT_EQ(fit.lists(), (std::vector<std::vector<int32_t>>{{0}, {1}}));
+  EXPECT_LE(Distance(fit.mapper(), folder / "right_weights.safetensors"), kTolerance);
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, TableFitTest,
+                         ::testing::Values("yarn_both", "partial_interleaved"),
                          [](const auto& info) { return std::string(info.param); });
 
 // The prototype refuses 4 heads of 16 onto 2 heads of 32.
