@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from kvbridge import evaluate, hf  # noqa: E402
+from kvbridge.extra import cache_argument  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 
 SPECS = {"source": family_spec("small"), "target": family_spec("large"), "route": "pair"}
@@ -88,7 +89,7 @@ def test_generating_over_the_targets_own_cache_is_plain_generation(large, ids):
     cache = hf.cut(hf.prefill(large, ids), 190)
     options = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     plain = large.generate(input_ids=ids, **options)
-    argument = hf.cache_argument(large)
+    argument = cache_argument(large)
     continued = large.generate(input_ids=ids, **options, **{argument: cache})
     assert torch.equal(plain, continued)
 

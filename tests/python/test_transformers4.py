@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("tests", ["test_hf.py", "test_capture.py"])
+@pytest.mark.parametrize("tests", ["test_hf.py", "test_first_layer.py", "test_capture.py"])
 def test_works_with_transformers_4(tests):
     folder = os.environ.get("KVBRIDGE_TRANSFORMERS4")
     if not folder:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from kvbridge.capture_attention import IMPLEMENTATION, Attention, AttentionProbe
 from kvbridge.capture_errors import INCOMPATIBLE, NO_ROOM, CaptureError
 from kvbridge.digests import chat_template_digest, file_sha256, tokenizer_digest
-from kvbridge.extra import DynamicCache, torch, transformers
-from kvbridge.hf import batch_tensors, cache_argument, refusal, to_numpy
+from kvbridge.extra import DynamicCache, cache_argument, torch, transformers
+from kvbridge.hf import batch_tensors, refusal, to_numpy
 from kvbridge.model_spec import full_attention_only, model_spec
 from kvbridge.rope import LongRope
 from kvbridge.shards import Half, KeyForm

@@ -7,7 +7,6 @@ size are not: they are refused by name, as an outcome "unsupported" or as a Valu
 from __future__ import annotations
 
 import hashlib
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,8 @@ import numpy.typing as npt
 from kvbridge.arrays import Array
 from kvbridge.client import Client
 from kvbridge.digests import chat_template_digest, tokenizer_digest
-from kvbridge.extra import DynamicCache, torch
+from kvbridge.extra import DynamicCache, cache_argument, torch
+from kvbridge.first_layer import first_layer, refuse_unknown
 from kvbridge.model_spec import model_spec
 from kvbridge.prefix import MappedPrefix
 from kvbridge.result import UNSUPPORTED, TransferResult, fallback
@@ -130,6 +130,7 @@ def transfer_cache(
     allow_remap: bool = False,
     prefix: MappedPrefix | None = None,
     onto: DynamicCache | None = None,
+    exact_first_layer: Any = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     **options: Any,
@@ -141,11 +142,18 @@ def transfer_cache(
     first. allow_remap: send a cache that a map has made (each map adds its error; routes refuse it too,
     unless their max_hops says otherwise). prefix, onto: the target's cache from an earlier turn and what it holds
     (CacheTransfer.prefix, followed_by() what the target has written since); only tokens after what it shares with
-    input_ids are mapped, and the result begins with a copy of the rest. device, dtype: of the returned cache, default CPU and the target
-    spec's element type. options: of Client.transfer. `cache` is left as it is.
+    input_ids are mapped, and the result begins with a copy of the rest. exact_first_layer: the target model, which
+    then computes the first layer's keys and values itself, from token ids alone, in place of the map's. device, dtype:
+    of the returned cache, default CPU and the target spec's element type. options: of Client.transfer. `cache` is left
+    as it is.
 
-    ValueError for a batch, for padding that is not left, and for tensors that contradict the spec.
+    ValueError for a batch, for padding that is not left, for tensors that contradict the spec, and for an
+    exact_first_layer without input_ids or of a model type that is not known.
     """
+    if exact_first_layer is not None:
+        refuse_unknown(exact_first_layer)
+        if input_ids is None:
+            raise ValueError("exact_first_layer: expected input_ids beside it, got none")
     if prefix is not None and (onto is None or onto.get_seq_length() < prefix.covered):
         raise ValueError(f"onto: expected the target's cache of the prefix's {prefix.covered} tokens")
     hops = int(getattr(cache, _HOPS, 0))
@@ -178,7 +186,13 @@ def transfer_cache(
     if not result.applied:
         return CacheTransfer(result, None)
     kind = _TORCH[target.geometry.element_type]
-    mapped = _to_cache(result, kind, device, dtype or kind, onto)
+    layers = _layers(result, kind)
+    if exact_first_layer is not None and input_ids is not None:
+        behind = slice(result.first_token, result.covered_tokens)
+        at = _positions(attention_mask, send)
+        at = np.arange(send) if at is None else at
+        layers[0] = first_layer(exact_first_layer, input_ids[:, behind], at[behind])
+    mapped = _to_cache(result, layers, device, dtype or kind, onto)
     if input_ids is None:
         return CacheTransfer(result, mapped)
     return CacheTransfer(result, mapped, MappedPrefix.of(result, input_ids[0].cpu().numpy()))
@@ -256,11 +270,6 @@ def cache_arrays(cache: DynamicCache) -> tuple[list[Array], list[Array]]:
     return [to_numpy(layer[0]) for layer in keys], [to_numpy(layer[0]) for layer in values]
 
 
-def cache_argument(model: Any) -> str:
-    """transformers 5 renames forward()'s argument; models that it has not reached yet keep the old name."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-
-
 def refusal(cache: Any) -> str:
     """Why this cache cannot be mapped; empty when it can."""
     if type(cache).__name__ != "DynamicCache":
@@ -330,20 +339,28 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     return array.view(np.uint16) if bits is torch.int16 else array
 
 
+def _layers(result: TransferResult, kind: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Mapped keys and values by layer, [1, kv_heads, tokens, head_dim]: views of the result's."""
+    assert result.keys is not None and result.values is not None
+
+    def view(array: Array) -> torch.Tensor:
+        bits = array.view(np.int16) if array.dtype == np.uint16 else array
+        return torch.from_numpy(bits).view(kind)[None]
+
+    return [(view(key), view(value)) for key, value in zip(result.keys, result.values)]
+
+
 def _to_cache(
     result: TransferResult,
-    kind: torch.dtype,
+    layers: list[tuple[torch.Tensor, torch.Tensor]],
     device: torch.device | str,
     dtype: torch.dtype,
     onto: DynamicCache | None,
 ) -> DynamicCache:
-    """What was mapped, behind the tokens that were in place."""
-    assert result.keys is not None and result.values is not None
+    """The layers, behind the tokens that were in place."""
     cache = DynamicCache() if onto is None else cut(onto, result.first_token)
-    for layer, pair in enumerate(zip(result.keys, result.values)):
-        bits = (torch.from_numpy(a.view(np.int16) if a.dtype == np.uint16 else a) for a in pair)
-        key, value = (part.view(kind).to(device, dtype)[None] for part in bits)
-        cache.update(key, value, layer)
+    for layer, (key, value) in enumerate(layers):
+        cache.update(key.to(device, dtype), value.to(device, dtype), layer)
     setattr(cache, _HOPS, result.hops)
     setattr(cache, _SALT, result.salt)
     return cache

@@ -23,8 +23,8 @@ from kvbridge.cache_file import read_safetensors, write_safetensors
 from kvbridge.capture_errors import INCOMPATIBLE, CaptureError
 from kvbridge.capture_models import ModelFolder, compute_dtype, rope_of, rotate, same_tokenizer, strip
 from kvbridge.capture_text import TextSource, Window, draw, leading_token, text_digests
-from kvbridge.extra import DynamicCache, torch, transformers
-from kvbridge.hf import batch_tensors, cache_argument
+from kvbridge.extra import DynamicCache, cache_argument, torch, transformers
+from kvbridge.hf import batch_tensors
 from kvbridge.native import folder_of, read_manifest
 from kvbridge.programs import call_kvbridge
 from kvbridge.refine_descent import Covariance, Descent
