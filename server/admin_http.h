@@ -1,6 +1,6 @@
 // The operator's HTTP endpoint: /metrics, /livez, /readyz, /version, and on loopback /configz,
-// /artifactz, /eventz and /statusz. Its threads are its own, so that a scrape never waits for a
-// transfer nor delays one.
+// /artifactz, /eventz and /statusz. Its thread is its own, so that a scrape never waits for a
+// transfer nor delays one; and no client of it keeps a probe waiting.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-struct mg_connection;
-struct mg_context;
+#include "server/http_endpoint.h"
 
 namespace kvbridge::server {
 
@@ -28,7 +27,7 @@ struct StatusView {
 };
 
 // Thread contract: constructed and destroyed by one thread; the sources are called from the
-// endpoint's threads, several at a time.
+// endpoint's.
 class AdminHttp {
  public:
   struct Sources {
@@ -46,23 +45,18 @@ class AdminHttp {
   // `host` as in Address; port 0 = any. UNAVAILABLE when the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<AdminHttp>> Start(const std::string& host, int port,
                                                           Sources sources);
-  // Waits for requests being answered.
-  ~AdminHttp();
   AdminHttp(const AdminHttp&) = delete;
   AdminHttp& operator=(const AdminHttp&) = delete;
 
-  int port() const { return port_; }
+  int port() const { return endpoint_->port(); }
 
  private:
   explicit AdminHttp(Sources sources) : sources_(std::move(sources)) {}
-  static int Handle(mg_connection* connection);
-  struct Answer;
-  Answer Route(absl::string_view path, absl::string_view query, bool from_loopback) const;
-  Answer LocalPage(absl::string_view path, absl::string_view query) const;
+  HttpAnswer Route(const HttpRequest& request) const;
+  HttpAnswer LocalPage(const HttpRequest& request) const;
 
   const Sources sources_;
-  mg_context* context_ = nullptr;
-  int port_ = 0;
+  std::unique_ptr<HttpEndpoint> endpoint_;  // last: it uses the sources
 };
 
 }  // namespace kvbridge::server

@@ -77,10 +77,10 @@ def hang(server: LocalServer, said: bytes) -> socket.socket:
 def test_clients_that_hang_keep_no_probe_and_no_transfer_waiting(server, stub, record_property, how):
     whole = [header(TOKENS), *cache(TOKENS)]
     alone = time_of(stub, whole)
-    hanging = [hang(server, HANGING[how]) for _ in range(60)]
+    hanging = [hang(server, HANGING[how]) for _ in range(400)]
     try:
-        assert server.get("/livez") == "ok\n"  # within 10 s, or it raises
-        tell(record_property, f"a transfer while 60 clients of /metrics hang ({how})", alone, time_of(stub, whole))
+        assert server.get("/livez") == "ok\n"
+        tell(record_property, f"a transfer while 400 clients of /metrics hang ({how})", alone, time_of(stub, whole))
         assert server.get("/readyz") == "ok\n"
         assert "kvbridge_transfers_total" in server.get("/metrics")
     finally:

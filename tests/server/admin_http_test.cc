@@ -1,12 +1,10 @@
 #include "server/admin_http.h"
 
 #include "absl/strings/str_cat.h"
-#include <arpa/inet.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/http_client.h"
 
 namespace kvbridge::server {
 namespace {
@@ -14,7 +12,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// One endpoint for all tests: civetweb takes two seconds to stop.
 class AdminHttpTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -37,20 +34,9 @@ class AdminHttpTest : public ::testing::Test {
   static void TearDownTestSuite() { http_.reset(); }
 
   std::string Ask(const std::string& request_line) {
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    name.sin_port = htons(static_cast<uint16_t>(http_->port()));
-    inet_pton(AF_INET, "127.0.0.1", &name.sin_addr);
-    EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
-    const std::string request =
-        absl::StrCat(request_line, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    EXPECT_EQ(write(fd, request.data(), request.size()), ssize_t(request.size()));
-    std::string answer;
-    char buffer[4096];
-    for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;) answer.append(buffer, n);
-    close(fd);
-    return answer;
+    HttpClient client(http_->port());
+    client.Say(absl::StrCat(request_line, " HTTP/1.1\r\nHost: x\r\n\r\n"));
+    return client.Read();
   }
 
   static inline Verdict live_, ready_;
@@ -62,14 +48,6 @@ TEST_F(AdminHttpTest, ServesMetricsInPrometheusFormat) {
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(answer, HasSubstr("text/plain; version=0.0.4"));
   EXPECT_THAT(answer, HasSubstr("\r\n\r\na_metric 1\n"));
-}
-
-TEST_F(AdminHttpTest, APortInUseIsNamed) {
-  const auto second = AdminHttp::Start("127.0.0.1", http_->port(), {});
-  ASSERT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(second.status().message()),
-              HasSubstr(absl::StrCat("127.0.0.1:", http_->port())));
-  EXPECT_THAT(std::string(second.status().message()), HasSubstr("already in use"));
 }
 
 TEST_F(AdminHttpTest, NotReadyIs503AndSaysWhy) {
