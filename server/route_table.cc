@@ -9,6 +9,7 @@
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
+#include "core/base/utf8.h"
 #include "core/model/hf_config.h"
 #include "server/convert.h"
 
@@ -64,6 +65,16 @@ bool SameStage(const v1::RouteConfig& a, const v1::RouteConfig& b) {
   return a.stage() == b.stage() && a.canary_share() == b.canary_share();
 }
 
+RouteChange StageChange(const std::string& pair, guard::RouteStage before, guard::RouteStage now,
+                        const char* cause, const char* detail = "") {
+  return {.pair = pair,
+          .what = "stage",
+          .from = std::string(guard::Name(before)),
+          .to = std::string(guard::Name(now)),
+          .cause = cause,
+          .detail = detail};
+}
+
 std::string WordOf(const guard::Drill& drill) {
   return drill.on() ? std::string(guard::Name(drill.reason)) : "off";
 }
@@ -99,16 +110,15 @@ std::string RouteSnapshot::Caveats() const {
 RouteTable::RouteTable(const v1::Config& config, Deps deps) : deps_(std::move(deps)) {
   base::MutexLock lock(&mutex_);
   for (const v1::RouteConfig& route : config.routes()) {
-    routes_.emplace(route.name(), MakeRoute(route));
+    const auto made = routes_.emplace(route.name(), MakeRoute(route)).first;
+    TellDrill(route.name(), {}, made->second.policy.drill);  // nobody listens yet
   }
 }
 
 RouteTable::Route RouteTable::MakeRoute(const v1::RouteConfig& config) {
   deps_.metrics->AddPair(config.name());
   if (config.allow_unproven()) deps_.metrics->UnprovenAllowed(config.name(), true);
-  const guard::RoutePolicy policy = ToPolicy(config);
-  TellDrill(config.name(), {}, policy.drill);
-  return {std::make_shared<const v1::RouteConfig>(config), policy,
+  return {std::make_shared<const v1::RouteConfig>(config), ToPolicy(config),
           std::make_shared<RouteWatch>(
               config.name(), config,
               RouteWatch::Deps{&deps_.metrics->operations(), deps_.clock, deps_.changed})};
@@ -130,7 +140,11 @@ std::optional<RouteChange> RouteTable::TellDrill(const std::string& pair,
 
 std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
   std::vector<std::string> to_load;
-  std::vector<RouteChange> drills;
+  std::vector<RouteChange> changes;
+  const auto tell_drill = [&](const std::string& pair, const guard::Drill& before,
+                              const guard::Drill& now) {
+    if (auto change = TellDrill(pair, before, now)) changes.push_back(*std::move(change));
+  };
   std::map<std::string, Route, std::less<>> next;
   std::map<std::string, Route, std::less<>> gone;
   {
@@ -138,40 +152,55 @@ std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
     gone = routes_;
   }
   for (const v1::RouteConfig& route : config.routes()) {
-    const auto before = gone.extract(route.name());
-    if (before.empty()) {
-      next.emplace(route.name(), MakeRoute(route));
+    if (auto stays = gone.extract(route.name())) next.insert(std::move(stays));
+  }
+  // First, for those that come may need their place.
+  for (const auto& [name, route] : gone) {
+    tell_drill(name, route.policy.drill, {});
+    deps_.metrics->UnprovenAllowed(name, false);
+    deps_.metrics->ArtifactGone(name);
+    deps_.metrics->RemovePair(name);
+  }
+  for (const v1::RouteConfig& route : config.routes()) {
+    const auto stays = next.find(route.name());
+    if (stays == next.end()) {
+      const auto made = next.emplace(route.name(), MakeRoute(route)).first;
+      tell_drill(route.name(), {}, made->second.policy.drill);
       to_load.push_back(route.name());
       continue;
     }
-    const Route& old = before.mapped();
+    const Route old = stays->second;
     if (!SameArtifact(*old.config, route)) to_load.push_back(route.name());
-    Route& taken = next.emplace(route.name(), old).first->second;
-    taken.config = std::make_shared<const v1::RouteConfig>(route);
-    taken.policy = ToPolicy(route);
-    if (SameStage(*old.config, route)) {
-      taken.policy.stage = old.policy.stage;
-      taken.policy.canary_share = old.policy.canary_share;
+    Reconfigure(route, &stays->second);
+    const guard::RoutePolicy& policy = stays->second.policy;
+    tell_drill(route.name(), old.policy.drill, policy.drill);
+    if (policy.stage != old.policy.stage) {
+      changes.push_back(StageChange(route.name(), old.policy.stage, policy.stage, "reload"));
     }
-    taken.watch->Configure(route);
-    if (auto drill = TellDrill(route.name(), old.policy.drill, taken.policy.drill)) {
-      drills.push_back(*std::move(drill));
-    }
-    deps_.metrics->UnprovenAllowed(route.name(), route.allow_unproven());
   }
   {
     base::MutexLock lock(&mutex_);
     routes_.swap(next);
   }
   for (const auto& [name, route] : gone) {
-    if (deps_.store->Unload(name).ok()) deps_.metrics->ArtifactGone(name);
-    deps_.metrics->UnprovenAllowed(name, false);
-    deps_.metrics->DrillIs(name, 0);
+    (void)deps_.store->Unload(name);  // it may have had none
     deps_.log->Info("route is gone", {{"pair", name}});
   }
-  for (const RouteChange& drill : drills) deps_.changed(drill);
+  for (const RouteChange& change : changes) deps_.changed(change);
   Changed();
   return to_load;
+}
+
+void RouteTable::Reconfigure(const v1::RouteConfig& config, Route* route) const {
+  guard::RoutePolicy policy = ToPolicy(config);
+  if (SameStage(*route->config, config)) {
+    policy.stage = route->policy.stage;
+    policy.canary_share = route->policy.canary_share;
+  }
+  route->policy = std::move(policy);
+  route->config = std::make_shared<const v1::RouteConfig>(config);
+  route->watch->Configure(config);
+  deps_.metrics->UnprovenAllowed(config.name(), config.allow_unproven());
 }
 
 std::vector<std::string> RouteTable::names() const {
@@ -186,7 +215,7 @@ absl::StatusOr<RouteTable::Route> RouteTable::Find(absl::string_view name) const
   const auto it = routes_.find(std::string(name));
   if (it != routes_.end()) return it->second;
   return absl::NotFoundError(
-      absl::StrCat("route: expected a configured name, got \"", name.substr(0, 80), "\""));
+      absl::StrCat("route: expected a configured name, got \"", base::Clip(name, 80), "\""));
 }
 
 RouteSnapshot RouteTable::Snapshot(const Route& route,
@@ -262,6 +291,10 @@ absl::Status RouteTable::Load(absl::string_view name, absl::string_view path) {
   auto loaded = request.ok() ? deps_.store->Load(route.config->name(), *request)
                              : absl::StatusOr<store::PinnedMapper>(request.status());
   deps_.metrics->ArtifactLoad(name, LoadResult(loaded.status()), deps_.clock->Now() - start);
+  if (const auto still = Find(name); !still.ok()) {  // it went meanwhile
+    (void)deps_.store->Unload(name);
+    return still.status();
+  }
   if (loaded.ok()) {
     Report(route, **loaded);
     // Only estimates need it: a transfer that fails where this does says so itself.
@@ -332,12 +365,7 @@ absl::StatusOr<guard::RouteStage> RouteTable::SetStage(absl::string_view name,
   policy.canary_share = canary_share;
   KVB_RETURN_IF_ERROR(guard::Validate(policy));
   KVB_RETURN_IF_ERROR(SetPolicy(now.name, policy));
-  deps_.changed({.pair = now.name,
-                 .what = "stage",
-                 .from = std::string(guard::Name(now.policy.stage)),
-                 .to = std::string(guard::Name(stage)),
-                 .cause = "operator",
-                 .detail = ""});
+  deps_.changed(StageChange(now.name, now.policy.stage, stage, "operator"));
   Changed();
   return now.policy.stage;
 }
@@ -382,12 +410,8 @@ void RouteTable::StepBack(const RouteSnapshot& route) {
   }
   if (!SetPolicy(route.name, policy).ok()) return;
   deps_.metrics->operations().SteppedBack(route.name);
-  deps_.changed({.pair = route.name,
-                 .what = "stage",
-                 .from = std::string(guard::Name(route.policy.stage)),
-                 .to = std::string(guard::Name(policy.stage)),
-                 .cause = "quality",
-                 .detail = "reports of quality are worse than the artifact's evidence"});
+  deps_.changed(StageChange(route.name, route.policy.stage, policy.stage, "quality",
+                            "reports of quality are worse than the artifact's evidence"));
   Changed();
 }
 

@@ -130,6 +130,7 @@ class RouteTable {
   };
 
   Route MakeRoute(const v1::RouteConfig& config);
+  void Reconfigure(const v1::RouteConfig& config, Route* route) const;
   absl::StatusOr<Route> Find(absl::string_view name) const;
   Choice Try(const RouteSnapshot& route) const;
   void StepBack(const RouteSnapshot& route);

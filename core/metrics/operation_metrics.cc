@@ -19,20 +19,22 @@ OperationMetrics::OperationMetrics(prometheus::Registry* registry)
     : reloads_(AddCounter(kConfigReloads, *registry)),
       certificates_(AddGauge(kCertificateExpiry, *registry)),
       auth_failures_(AddCounter(kAuthFailures, *registry)),
+      config_successful_(AddGauge(kConfigReloadSuccessful, *registry).Add({})),
+      config_timestamp_(AddGauge(kConfigReloadTimestamp, *registry).Add({})),
       circuits_(AddGauge(kCircuitState, *registry)),
       circuits_opened_(AddCounter(kCircuitOpened, *registry)),
       quality_probes_(AddCounter(kQualityProbes, *registry)),
       quality_kl_(AddHistogram(kQualityKl, *registry)),
       quality_threshold_(AddGauge(kQualityThreshold, *registry)),
-      step_backs_(AddCounter(kStepBacks, *registry)),
-      config_successful_(AddGauge(kConfigReloadSuccessful, *registry).Add({})),
-      config_timestamp_(AddGauge(kConfigReloadTimestamp, *registry).Add({})) {
+      step_backs_(AddCounter(kStepBacks, *registry)) {
   for (const char* result : {"ok", "error"}) reloads_.Add({{"result", result}});
   for (const char* reason : kAuthReasons) auth_failures_.Add({{"reason", reason}});
 }
 
 void OperationMetrics::AddPair(const std::string& pair) {
-  CircuitIs(pair, kCircuitStates[0]);
+  base::MutexLock lock(&mutex_);
+  pairs_.insert(pair);
+  Circuit(pair, kCircuitStates[0]);
   circuits_opened_.Add({{"pair", pair}});
   for (const char* result : {"pass", "reject", "error", "skipped"}) {
     quality_probes_.Add({{"pair", pair}, {"result", result}});
@@ -40,6 +42,18 @@ void OperationMetrics::AddPair(const std::string& pair) {
   quality_kl_.Add({{"pair", pair}}, kKlBuckets);
   quality_threshold_.Add({{"pair", pair}});
   step_backs_.Add({{"pair", pair}});
+}
+
+void OperationMetrics::RemovePair(const std::string& pair) {
+  base::MutexLock lock(&mutex_);
+  pairs_.erase(pair);
+  const auto remove = [&pair](auto&... families) { (families.Remove(pair), ...); };
+  remove(circuits_, circuits_opened_, quality_probes_, quality_kl_, quality_threshold_,
+         step_backs_);
+}
+
+std::string OperationMetrics::Counted(const std::string& pair) const {
+  return pairs_.count(pair) > 0 ? pair : std::string(kOtherPair);
 }
 
 void OperationMetrics::ConfigRead(absl::Time when) {
@@ -66,34 +80,46 @@ void OperationMetrics::AuthFailed(absl::string_view reason) {
 }
 
 void OperationMetrics::CircuitIs(const std::string& pair, absl::string_view state) {
+  base::MutexLock lock(&mutex_);
+  if (pairs_.count(pair) > 0) Circuit(pair, state);
+}
+
+void OperationMetrics::Circuit(const std::string& pair, absl::string_view state) {
   for (const char* each : kCircuitStates) {
     circuits_.Add({{"pair", pair}, {"state", each}}).Set(state == each ? 1 : 0);
   }
 }
 
 void OperationMetrics::CircuitOpened(const std::string& pair) {
-  circuits_opened_.Add({{"pair", pair}}).Increment();
+  base::MutexLock lock(&mutex_);
+  circuits_opened_.Add({{"pair", Counted(pair)}}).Increment();
 }
 
 void OperationMetrics::QualityReported(const std::string& pair, bool within, double kl_nats) {
-  quality_probes_.Add({{"pair", pair}, {"result", within ? "pass" : "reject"}}).Increment();
-  quality_kl_.Add({{"pair", pair}}, kKlBuckets).Observe(kl_nats);
+  base::MutexLock lock(&mutex_);
+  const std::string counted = Counted(pair);
+  quality_probes_.Add({{"pair", counted}, {"result", within ? "pass" : "reject"}}).Increment();
+  quality_kl_.Add({{"pair", counted}}, kKlBuckets).Observe(kl_nats);
 }
 
 void OperationMetrics::QualitySkipped(const std::string& pair) {
-  quality_probes_.Add({{"pair", pair}, {"result", "skipped"}}).Increment();
+  base::MutexLock lock(&mutex_);
+  quality_probes_.Add({{"pair", Counted(pair)}, {"result", "skipped"}}).Increment();
 }
 
 void OperationMetrics::QualityRefused(const std::string& pair) {
-  quality_probes_.Add({{"pair", pair}, {"result", "error"}}).Increment();
+  base::MutexLock lock(&mutex_);
+  quality_probes_.Add({{"pair", Counted(pair)}, {"result", "error"}}).Increment();
 }
 
 void OperationMetrics::QualityThreshold(const std::string& pair, double nats) {
-  quality_threshold_.Add({{"pair", pair}}).Set(nats);
+  base::MutexLock lock(&mutex_);
+  if (pairs_.count(pair) > 0) quality_threshold_.Add({{"pair", pair}}).Set(nats);
 }
 
 void OperationMetrics::SteppedBack(const std::string& pair) {
-  step_backs_.Add({{"pair", pair}}).Increment();
+  base::MutexLock lock(&mutex_);
+  step_backs_.Add({{"pair", Counted(pair)}}).Increment();
 }
 
 }  // namespace kvbridge::metrics

@@ -4,14 +4,19 @@
 // Thread contract: every method may be called from any thread.
 #pragma once
 
+#include <set>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
+
+#include "core/base/mutex.h"
+#include "core/metrics/pair_family.h"
 
 namespace kvbridge::metrics {
 
@@ -22,8 +27,10 @@ class OperationMetrics {
   OperationMetrics(const OperationMetrics&) = delete;
   OperationMetrics& operator=(const OperationMetrics&) = delete;
 
-  // Makes the series of a pair. Pairs of all methods are names that it was called with.
+  // Makes the series of a pair, and takes them away. Of others, counts are kOtherPair's, and states
+  // are nobody's.
   void AddPair(const std::string& pair);
+  void RemovePair(const std::string& pair);
 
   void ConfigRead(absl::Time when);  // the first time
   void ConfigReloaded(absl::Time when);
@@ -46,17 +53,24 @@ class OperationMetrics {
   template <typename T>
   using Family = prometheus::Family<T>;
 
+  std::string Counted(const std::string& pair) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Circuit(const std::string& pair, absl::string_view state)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   Family<prometheus::Counter>& reloads_;
   Family<prometheus::Gauge>& certificates_;
   Family<prometheus::Counter>& auth_failures_;
-  Family<prometheus::Gauge>& circuits_;
-  Family<prometheus::Counter>& circuits_opened_;
-  Family<prometheus::Counter>& quality_probes_;
-  Family<prometheus::Histogram>& quality_kl_;
-  Family<prometheus::Gauge>& quality_threshold_;
-  Family<prometheus::Counter>& step_backs_;
   prometheus::Gauge& config_successful_;
   prometheus::Gauge& config_timestamp_;
+
+  base::Mutex mutex_;
+  std::set<std::string> pairs_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Gauge> circuits_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Counter> circuits_opened_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Counter> quality_probes_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Histogram> quality_kl_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Gauge> quality_threshold_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Counter> step_backs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvbridge::metrics

@@ -56,22 +56,8 @@ ServerMetrics::ServerMetrics(Options options)
       reasons_(options.reasons),
       saturation_(std::move(options.saturation)),
       operations_(&registry_),
-      transfers_(AddCounter(kTransfers, registry_)),
-      fallbacks_(AddCounter(kFallbacks, registry_)),
-      transfer_duration_(AddHistogram(kTransferDuration, registry_)),
       stage_duration_(AddHistogram(kStageDuration, registry_)),
-      transfer_tokens_(AddHistogram(kTransferTokens, registry_)),
-      tokens_(AddCounter(kTokens, registry_)),
-      avoided_tokens_(AddCounter(kAvoidedPrefillTokens, registry_)),
       payload_bytes_(AddCounter(kPayloadBytes, registry_)),
-      mapped_max_abs_(AddGauge(kMappedMaxAbs, registry_)),
-      artifact_info_(AddGauge(kArtifactInfo, registry_)),
-      artifact_loads_(AddCounter(kArtifactLoads, registry_)),
-      artifact_load_duration_(AddHistogram(kArtifactLoadDuration, registry_)),
-      artifact_bytes_(AddGauge(kArtifactBytes, registry_)),
-      artifact_fit_r2_(AddGauge(kArtifactFitR2, registry_)),
-      unproven_routes_(AddGauge(kUnprovenRoutes, registry_)),
-      drill_share_(AddGauge(kDrillShare, registry_)),
       device_errors_(AddCounter(kDeviceErrors, registry_)),
       plans_(AddCounter(kPlans, registry_)),
       state_(AddGauge(kState, registry_)),
@@ -86,9 +72,26 @@ ServerMetrics::ServerMetrics(Options options)
       events_dropped_(AddCounter(kEventsDropped, registry_).Add({{"sink", "log"}})),
       watch_dropped_(AddCounter(kEventsDropped, registry_).Add({{"sink", "watch"}})),
       overflow_(
-          AddCounter(kSeriesOverflow, registry_).Add({{"metric", std::string(kTransfers.name)}})) {
+          AddCounter(kSeriesOverflow, registry_).Add({{"metric", std::string(kTransfers.name)}})),
+      transfers_(AddCounter(kTransfers, registry_)),
+      fallbacks_(AddCounter(kFallbacks, registry_)),
+      transfer_duration_(AddHistogram(kTransferDuration, registry_)),
+      transfer_tokens_(AddHistogram(kTransferTokens, registry_)),
+      tokens_(AddCounter(kTokens, registry_)),
+      avoided_tokens_(AddCounter(kAvoidedPrefillTokens, registry_)),
+      mapped_max_abs_(AddGauge(kMappedMaxAbs, registry_)),
+      artifact_info_(AddGauge(kArtifactInfo, registry_)),
+      artifact_loads_(AddCounter(kArtifactLoads, registry_)),
+      artifact_load_duration_(AddHistogram(kArtifactLoadDuration, registry_)),
+      artifact_bytes_(AddGauge(kArtifactBytes, registry_)),
+      artifact_fit_r2_(AddGauge(kArtifactFitR2, registry_)),
+      unproven_routes_(AddGauge(kUnprovenRoutes, registry_)),
+      drill_share_(AddGauge(kDrillShare, registry_)) {
   for (const std::string& pair : options.pairs) AddPair(pair);
-  InitPair(std::string(kOtherPair));
+  {
+    base::MutexLock lock(&mutex_);
+    InitPair(std::string(kOtherPair));
+  }
   InitClosedLists(options);
 }
 
@@ -101,8 +104,26 @@ void ServerMetrics::AddPair(const std::string& pair) {
       return;
     }
     pairs_.insert(pair);
+    InitPair(pair);
+    InitOwn(pair);
   }
-  InitPair(pair);
+  operations_.AddPair(pair);
+}
+
+void ServerMetrics::RemovePair(const std::string& pair) {
+  {
+    base::MutexLock lock(&mutex_);
+    if (pairs_.erase(pair) == 0) return;
+    const auto remove = [&pair](auto&... families) { (families.Remove(pair), ...); };
+    remove(transfers_, fallbacks_, transfer_duration_, transfer_tokens_, tokens_, avoided_tokens_,
+           mapped_max_abs_, artifact_info_, artifact_loads_, artifact_load_duration_,
+           artifact_bytes_, artifact_fit_r2_, unproven_routes_, drill_share_);
+  }
+  operations_.RemovePair(pair);
+}
+
+// What only a pair of its own has.
+void ServerMetrics::InitOwn(const std::string& pair) {
   for (const char* outcome : absl::MakeConstSpan(kOutcomes, kCommonOutcomes)) {
     transfer_duration_.Add({{"pair", pair}, {"outcome", outcome}}, latency_buckets_);
   }
@@ -113,7 +134,6 @@ void ServerMetrics::AddPair(const std::string& pair) {
   artifact_bytes_.Add({{"pair", pair}});
   drill_share_.Add({{"pair", pair}});
   FitIs(pair, {});
-  operations_.AddPair(pair);
 }
 
 void ServerMetrics::InitPair(const std::string& pair) {
@@ -161,13 +181,23 @@ void ServerMetrics::InitClosedLists(const Options& options) {
 }
 
 std::string ServerMetrics::Pair(absl::string_view pair) const {
-  const std::string name(pair);
   base::MutexLock lock(&mutex_);
-  return pairs_.count(name) > 0 ? name : std::string(kOtherPair);
+  return PairLocked(pair);
+}
+
+std::string ServerMetrics::PairLocked(absl::string_view pair) const {
+  return std::string(pairs_.find(pair) != pairs_.end() ? pair : kOtherPair);
 }
 
 void ServerMetrics::TransferEnded(const TransferSample& sample) {
-  const std::string pair = Pair(sample.pair);
+  for (const auto& [stage, time] : sample.stages) {
+    stage_duration_.Add({{"stage", stage}}, latency_buckets_).Observe(absl::ToDoubleSeconds(time));
+  }
+  if (absl::string_view reason = sample.reason; absl::ConsumePrefix(&reason, "device_")) {
+    device_errors_.Add({{"device", kCpu}, {"kind", std::string(reason)}}).Increment();
+  }
+  base::MutexLock lock(&mutex_);
+  const std::string pair = PairLocked(sample.pair);
   const Labels by_outcome = {{"pair", pair}, {"outcome", sample.outcome}};
   transfers_.Add(by_outcome).Increment();
   tokens_.Add(by_outcome).Increment(static_cast<double>(sample.tokens));
@@ -176,19 +206,13 @@ void ServerMetrics::TransferEnded(const TransferSample& sample) {
         .Observe(absl::ToDoubleSeconds(sample.duration));
   }
   transfer_tokens_.Add({{"pair", pair}}, kTokenBuckets).Observe(static_cast<double>(sample.tokens));
-  if (absl::string_view reason = sample.reason; !reason.empty()) {
+  if (!sample.reason.empty()) {
     fallbacks_.Add({{"pair", pair}, {"reason", sample.reason}, {"class", sample.reason_class}})
         .Increment();
-    if (absl::ConsumePrefix(&reason, "device_")) {
-      device_errors_.Add({{"device", kCpu}, {"kind", std::string(reason)}}).Increment();
-    }
   }
   if (sample.outcome == kApplied) {
     avoided_tokens_.Add({{"pair", pair}}).Increment(static_cast<double>(sample.covered_tokens));
     mapped_max_abs_.Add({{"pair", pair}}).Set(sample.max_abs);
-  }
-  for (const auto& [stage, time] : sample.stages) {
-    stage_duration_.Add({{"stage", stage}}, latency_buckets_).Observe(absl::ToDoubleSeconds(time));
   }
 }
 
@@ -202,37 +226,36 @@ void ServerMetrics::Planned(bool worth_it) {
   plans_.Add({{"result", worth_it ? "worth_it" : "not_worth_it"}}).Increment();
 }
 
-void ServerMetrics::ArtifactLoad(absl::string_view pair, absl::string_view result,
+void ServerMetrics::ArtifactLoad(absl::string_view name, absl::string_view result,
                                  absl::Duration duration) {
-  artifact_loads_.Add({{"pair", Pair(pair)}, {"result", std::string(result)}}).Increment();
-  artifact_load_duration_.Add({{"pair", Pair(pair)}}, kLoadBuckets)
+  base::MutexLock lock(&mutex_);
+  const std::string pair = PairLocked(name);
+  artifact_loads_.Add({{"pair", pair}, {"result", std::string(result)}}).Increment();
+  artifact_load_duration_.Add({{"pair", pair}}, kLoadBuckets)
       .Observe(absl::ToDoubleSeconds(duration));
 }
 
 void ServerMetrics::ArtifactResident(const ArtifactSample& sample) {
-  ArtifactGone(sample.pair);
-  const std::string pair = Pair(sample.pair);
+  base::MutexLock lock(&mutex_);
+  const std::string pair = PairLocked(sample.pair);
+  artifact_info_.Remove(pair);  // of the artifact that this one replaces
+  artifact_info_
+      .Add({{"pair", pair},
+            {"artifact", sample.artifact},
+            {"source", sample.source},
+            {"target", sample.target},
+            {"dtype", sample.dtype}})
+      .Set(1);
   artifact_bytes_.Add({{"pair", pair}}).Set(static_cast<double>(sample.bytes));
   FitIs(pair, sample);
-  base::MutexLock lock(&mutex_);
-  Gauge& info = artifact_info_.Add({{"pair", pair},
-                                    {"artifact", sample.artifact},
-                                    {"source", sample.source},
-                                    {"target", sample.target},
-                                    {"dtype", sample.dtype}});
-  info.Set(1);
-  artifact_series_[pair] = &info;
 }
 
 void ServerMetrics::ArtifactGone(absl::string_view name) {
-  const std::string pair = Pair(name);
+  base::MutexLock lock(&mutex_);
+  const std::string pair = PairLocked(name);
+  artifact_info_.Remove(pair);
   artifact_bytes_.Add({{"pair", pair}}).Set(0);
   FitIs(pair, {});
-  base::MutexLock lock(&mutex_);
-  const auto it = artifact_series_.find(pair);
-  if (it == artifact_series_.end()) return;
-  artifact_info_.Remove(it->second);
-  artifact_series_.erase(it);
 }
 
 void ServerMetrics::FitIs(const std::string& pair, const ArtifactSample& sample) {
@@ -244,11 +267,13 @@ void ServerMetrics::FitIs(const std::string& pair, const ArtifactSample& sample)
 }
 
 void ServerMetrics::UnprovenAllowed(absl::string_view pair, bool allowed) {
-  unproven_routes_.Add({{"pair", Pair(pair)}}).Set(allowed ? 1 : 0);
+  base::MutexLock lock(&mutex_);
+  unproven_routes_.Add({{"pair", PairLocked(pair)}}).Set(allowed ? 1 : 0);
 }
 
 void ServerMetrics::DrillIs(absl::string_view pair, double share) {
-  drill_share_.Add({{"pair", Pair(pair)}}).Set(share);
+  base::MutexLock lock(&mutex_);
+  drill_share_.Add({{"pair", PairLocked(pair)}}).Set(share);
 }
 
 void ServerMetrics::StateIs(absl::string_view state) {

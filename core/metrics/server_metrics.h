@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -26,13 +25,13 @@
 
 #include "core/base/mutex.h"
 #include "core/metrics/operation_metrics.h"
+#include "core/metrics/pair_family.h"
 #include "core/metrics/process_collector.h"
 
 namespace kvbridge::metrics {
 
 // Pairs with series of their own; the rest share `_other`.
 inline constexpr size_t kMaxPairs = 64;
-inline constexpr absl::string_view kOtherPair = "_other";
 
 struct ReasonLabel {
   std::string reason;
@@ -123,6 +122,8 @@ class ServerMetrics {
 
   // Makes the series of a pair that came with a reload; up to kMaxPairs.
   void AddPair(const std::string& pair);
+  // Takes away those of one that went; what is still counted for it is kOtherPair's.
+  void RemovePair(const std::string& pair);
   // `pair`, or kOtherPair when it has no series of its own.
   std::string Pair(absl::string_view pair) const;
   OperationMetrics& operations() { return operations_; }
@@ -134,8 +135,11 @@ class ServerMetrics {
   template <typename T>
   using Family = prometheus::Family<T>;
 
-  void InitPair(const std::string& pair);
-  void FitIs(const std::string& pair, const ArtifactSample& sample);
+  std::string PairLocked(absl::string_view pair) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void InitPair(const std::string& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void InitOwn(const std::string& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FitIs(const std::string& pair, const ArtifactSample& sample)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void InitClosedLists(const Options& options);
 
   const std::vector<double> latency_buckets_;
@@ -145,22 +149,8 @@ class ServerMetrics {
   ProcessCollector process_;
   OperationMetrics operations_;
 
-  Family<prometheus::Counter>& transfers_;
-  Family<prometheus::Counter>& fallbacks_;
-  Family<prometheus::Histogram>& transfer_duration_;
   Family<prometheus::Histogram>& stage_duration_;
-  Family<prometheus::Histogram>& transfer_tokens_;
-  Family<prometheus::Counter>& tokens_;
-  Family<prometheus::Counter>& avoided_tokens_;
   Family<prometheus::Counter>& payload_bytes_;
-  Family<prometheus::Gauge>& mapped_max_abs_;
-  Family<prometheus::Gauge>& artifact_info_;
-  Family<prometheus::Counter>& artifact_loads_;
-  Family<prometheus::Histogram>& artifact_load_duration_;
-  Family<prometheus::Gauge>& artifact_bytes_;
-  Family<prometheus::Gauge>& artifact_fit_r2_;
-  Family<prometheus::Gauge>& unproven_routes_;
-  Family<prometheus::Gauge>& drill_share_;
   Family<prometheus::Counter>& device_errors_;
   Family<prometheus::Counter>& plans_;
   Family<prometheus::Gauge>& state_;
@@ -178,9 +168,21 @@ class ServerMetrics {
 
   std::set<RpcMethod> methods_;  // immutable after construction
   mutable base::Mutex mutex_;
+  PairFamily<prometheus::Counter> transfers_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Counter> fallbacks_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Histogram> transfer_duration_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Histogram> transfer_tokens_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Counter> tokens_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Counter> avoided_tokens_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Gauge> mapped_max_abs_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Gauge> artifact_info_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Counter> artifact_loads_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Histogram> artifact_load_duration_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Gauge> artifact_bytes_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Gauge> artifact_fit_r2_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Gauge> unproven_routes_ ABSL_GUARDED_BY(mutex_);
+  PairFamily<prometheus::Gauge> drill_share_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string, std::less<>> pairs_ ABSL_GUARDED_BY(mutex_);
-  // The artifact_info series of each pair: taken away when another artifact replaces it.
-  std::map<std::string, prometheus::Gauge*> artifact_series_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvbridge::metrics

@@ -86,7 +86,41 @@ def test_routes_come_change_and_go(server, client):
     assert server.change(routes=[{**ROUTE, "name": "second", "policy": {"max_abs": 1e-6}}]) == 1
     assert transfer(client, "second").reason == "magnitude_bound"
     assert transfer(client).reason == "invalid_request"
-    assert server.metrics()['kvbridge_artifact_bytes{pair="pair"}'] == 0
+    assert not [series for series in server.metrics() if 'pair="pair"' in series]
+
+
+def test_routes_that_come_and_go_leave_no_series(server, client):
+    def series() -> set[str]:
+        return {name for name in server.metrics() if 'pair="_other"' not in name and "grpc_" not in name}
+
+    before = series()
+    for release in range(70):  # more than pairs may have series of their own
+        assert server.change(routes=[ROUTE, {**ROUTE, "name": f"release-{release}", "artifact": "/nowhere"}]) == 1
+    assert server.change(routes=[ROUTE]) == 1
+    assert series() == before
+    assert server.metrics()['kvbridge_metric_series_overflow_total{metric="kvbridge_transfers_total"}'] == 0
+    assert transfer(client).applied
+
+
+def test_what_a_reload_does_to_a_route_is_an_event(server, client):
+    drilled = {**ROUTE, "name": "second", "drill": {"reason": "overload", "share": 0.5}}
+    assert server.change(routes=[ROUTE, drilled]) == 1
+    assert server.change(routes=[{**ROUTE, "stage": "shadow"}, {**drilled, "drill": {"share": 0}}]) == 1
+    assert server.change(routes=[{**ROUTE, "stage": "shadow"}, drilled]) == 1
+    assert server.change(routes=[{**ROUTE, "stage": "shadow"}]) == 1
+
+    def told():
+        events = json.loads(server.get("/eventz"))["events"]
+        return [tuple(e[key] for key in ("pair", "what", "from", "to", "cause")) for e in reversed(events) if "what" in e]
+
+    until(lambda: len(told()) == 5)
+    assert told() == [
+        ("second", "drill", "off", "overload", "reload"),
+        ("pair", "stage", "live", "shadow", "reload"),
+        ("second", "drill", "overload", "off", "reload"),
+        ("second", "drill", "off", "overload", "reload"),
+        ("second", "drill", "overload", "off", "reload"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,77 @@ TEST(ServerMetricsTest, APairThatComesLaterHasItsSeriesFromThenOn) {
   EXPECT_EQ(metrics.Pair("stranger"), kOtherPair);
 }
 
+// Everything that can be said of a pair.
+void SayAll(const std::string& pair, ServerMetrics& metrics) {
+  for (const char* outcome :
+       {"applied", "fallback_reprefill", "unsupported", "error", "cancelled"}) {
+    TransferSample sample = Applied(pair);
+    sample.outcome = outcome;
+    sample.reason = "reason_3";
+    sample.reason_class = "capacity";
+    metrics.TransferEnded(sample);
+  }
+  metrics.ArtifactLoad(pair, "ok", absl::Seconds(1));
+  metrics.ArtifactResident({.pair = pair, .artifact = "abc"});
+  metrics.UnprovenAllowed(pair, true);
+  metrics.DrillIs(pair, 0.5);
+  OperationMetrics& operations = metrics.operations();
+  operations.CircuitIs(pair, "open");
+  operations.CircuitOpened(pair);
+  operations.QualityReported(pair, false, 0.2);
+  operations.QualitySkipped(pair);
+  operations.QualityRefused(pair);
+  operations.QualityThreshold(pair, 0.1);
+  operations.SteppedBack(pair);
+}
+
+TEST(ServerMetricsTest, APairThatGoesTakesItsSeriesAlong) {
+  ServerMetrics metrics(EightPairs());
+  metrics.AddPair("late");
+  SayAll("late", metrics);
+  EXPECT_THAT(metrics.Scrape(), HasSubstr("\"late\""));
+  metrics.RemovePair("late");
+  EXPECT_THAT(metrics.Scrape(), Not(HasSubstr("\"late\"")));
+  SayAll("late", metrics);  // what was under way
+  const std::string scrape = metrics.Scrape();
+  EXPECT_THAT(scrape, Not(HasSubstr("\"late\"")));
+  EXPECT_THAT(scrape, HasSubstr("kvbridge_transfers_total{outcome=\"applied\",pair=\"_other\"} 1"));
+  EXPECT_THAT(scrape, HasSubstr("kvbridge_route_step_backs_total{pair=\"_other\"} 1"));
+  EXPECT_THAT(scrape, Not(HasSubstr("kvbridge_route_circuit_state{pair=\"_other\"")));
+  metrics.AddPair("late");
+  EXPECT_THAT(metrics.Scrape(),
+              HasSubstr("kvbridge_transfers_total{outcome=\"applied\",pair=\"late\"} 0"));
+}
+
+TEST(ServerMetricsTest, PairsThatComeAndGoAddUpToNothing) {
+  ServerMetrics metrics(EightPairs());
+  SayAll("stranger", metrics);
+  const size_t before = Series(metrics.Scrape()).size();
+  for (int i = 0; i < 200; ++i) {
+    const std::string pair = absl::StrCat("release-", i);
+    metrics.AddPair(pair);
+    SayAll(pair, metrics);
+    metrics.RemovePair(pair);
+  }
+  const std::string scrape = metrics.Scrape();
+  EXPECT_EQ(Series(scrape).size(), before);
+  EXPECT_THAT(scrape, HasSubstr("overflow_total{metric=\"kvbridge_transfers_total\"} 0"));
+}
+
+TEST(ServerMetricsTest, PairsMayGoWhileTheyAreCounted) {
+  ServerMetrics metrics(EightPairs());
+  std::thread other([&metrics] {
+    for (int i = 0; i < 100; ++i) SayAll("late", metrics);
+  });
+  for (int i = 0; i < 100; ++i) {
+    metrics.AddPair("late");
+    metrics.Scrape();
+    metrics.RemovePair("late");
+  }
+  other.join();
+  EXPECT_THAT(metrics.Scrape(), Not(HasSubstr("\"late\"")));
+}
+
 TEST(ServerMetricsTest, ACircuitIsInOneStateAtATime) {
   ServerMetrics metrics(EightPairs());
   metrics.operations().CircuitIs("pair-0", "half_open");
