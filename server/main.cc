@@ -17,6 +17,7 @@
 #include <sys/prctl.h>
 
 #include "core/base/file.h"
+#include "core/base/standard_streams.h"
 #include "core/base/units.h"
 #include "core/usage/man_page.h"
 #include "google/protobuf/stubs/logging.h"
@@ -177,6 +178,7 @@ void TellOfCrashes(const char* program) {
 }
 
 int Main(int argc, char** argv) {
+  if (!base::OccupyStandardStreams()) return kCannotServe;
   TellOfCrashes(argv[0]);
   KeepFreedMemory();
   KeepMemoryPrivate();

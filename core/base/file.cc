@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<AtomicDir>> AtomicDir::Begin(const fs::path& targ
         absl::StrCat(target.filename().string(), ": exists; pass overwrite to replace it"));
   }
   const fs::path temp = TempSibling(target);
-  if (mkdir(temp.c_str(), 0755) != 0) return Errno("mkdir", temp);
+  if (mkdir(temp.c_str(), 0755) != 0) return Errno("mkdir", target);
   return std::unique_ptr<AtomicDir>(new AtomicDir(temp, target, overwrite));
 }
 
@@ -184,7 +184,7 @@ absl::Status WriteFileAtomic(const fs::path& path, absl::Span<const absl::string
   if (stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) return NotRegular(path);
   const fs::path temp = TempSibling(path);
   const int fd = open(temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return Errno("create", temp);
+  if (fd < 0) return Errno("create", path);
   absl::Cleanup discard = [&temp] { unlink(temp.c_str()); };
   absl::Status status;
   for (const absl::string_view piece : pieces) {
