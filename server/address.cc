@@ -52,6 +52,13 @@ bool Address::is_local() const {
   return inet_pton(AF_INET, host.c_str(), &v4) == 1 && (ntohl(v4.s_addr) >> 24) == 127;
 }
 
+bool IsLocalPeer(absl::string_view peer) {
+  for (absl::string_view local : {"unix:", "ipv4:127.", "ipv6:[::1]:", "ipv6:%5B::1%5D:"}) {
+    if (absl::StartsWith(peer, local)) return true;
+  }
+  return false;
+}
+
 absl::Status RemoveStaleSocket(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return absl::OkStatus();

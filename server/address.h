@@ -22,6 +22,9 @@ struct Address {
   bool is_local() const;
 };
 
+// Whether gRPC's name of a peer ("unix:", "ipv4:127.0.0.1:5", "ipv6:%5B::1%5D:5") is on this host.
+bool IsLocalPeer(absl::string_view peer);
+
 // Removes a unix socket that a server left behind when it died: one that refuses connections.
 // FAILED_PRECONDITION when somebody listens there, or when the file is no socket.
 absl::Status RemoveStaleSocket(const std::string& path);

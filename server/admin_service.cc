@@ -4,6 +4,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
+#include "server/address.h"
 #include "server/convert.h"
 #include "server/guarded_port.h"
 #include "server/unary.h"
@@ -18,7 +20,7 @@ metrics::RpcMethod Method(const char* name) { return {kService, name, "unary"}; 
 v1::ArtifactInfo ToInfo(const RouteSnapshot& route) {
   v1::ArtifactInfo info;
   info.set_route(route.name);
-  if (!route.last_error.ok()) info.set_last_error(std::string(route.last_error.message()));
+  if (!route.last_error.ok()) info.set_last_error(base::ValidUtf8(route.last_error.message()));
   if (!route.serving()) return info;
   info.set_digest(route.loaded->mapper().digest);
   info.set_resident_bytes(static_cast<int64_t>(route.loaded->resident->resident_bytes()));
@@ -46,13 +48,6 @@ absl::StatusOr<guard::CircuitOverride> ToOverride(v1::CircuitOverride override) 
 std::vector<metrics::RpcMethod> AdminMethods() {
   return {Method("LoadArtifact"), Method("UnloadArtifact"), Method("ListArtifacts"),
           Method("SetRoute"), Method("Drain")};
-}
-
-bool IsLocalPeer(absl::string_view peer) {
-  for (absl::string_view local : {"unix:", "ipv4:127.", "ipv6:[::1]:", "ipv6:%5B::1%5D:"}) {
-    if (absl::StartsWith(peer, local)) return true;
-  }
-  return false;
 }
 
 grpc::ServerUnaryReactor* AdminService::OnTaskThread(const char* method,

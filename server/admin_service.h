@@ -19,9 +19,6 @@ namespace kvbridge::server {
 
 std::vector<metrics::RpcMethod> AdminMethods();
 
-// Whether gRPC's name of a peer ("unix:", "ipv4:127.0.0.1:5", "ipv6:%5B::1%5D:5") is on this host.
-bool IsLocalPeer(absl::string_view peer);
-
 // Thread contract: gRPC calls from any of its threads; loads run on the task thread.
 class AdminService final : public v1::Admin::CallbackService {
  public:

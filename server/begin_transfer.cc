@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/utf8.h"
 #include "core/device/copy_backend.h"
 #include "server/grpc_time.h"
 #include "server/tenant.h"
@@ -108,7 +109,7 @@ RouteTable::Choice ToBeMoved(const guard::TransferSpec& spec) {
 }  // namespace
 
 DecisionContext AboutTransfer(const v1::TransferHeader& header, TraceContext trace) {
-  return {.request_id = header.request_id().substr(0, kMaxRequestId),
+  return {.request_id = std::string(base::Clip(header.request_id(), kMaxRequestId)),
           .pair = std::string(metrics::kOtherPair),
           .trace = std::move(trace),
           .tokens = std::max<int64_t>(0, header.source_selection().tokens())};
@@ -150,7 +151,7 @@ std::variant<BegunTransfer, engine::Decision> BeginTransfer(
   *about = AboutTransfer(header, std::move(about->trace));
   if (!header.peer().empty()) about->map_side = v1::MAP_SIDE_SOURCE;
   guard::TransferSpec unread;
-  unread.route = header.route().substr(0, kMaxRequestId);
+  unread.route = std::string(base::Clip(header.route(), kMaxRequestId));
   unread.token_ids_sha256 = header.source_selection().token_ids_sha256();
   if (env.draining->load()) {
     return engine::Refused(Fallback(Reason::kDraining, "the server is shutting down"), unread);

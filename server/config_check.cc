@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "core/base/exact.h"
 #include "server/address.h"
 #include "server/config.h"
 #include "server/method_group.h"
@@ -23,7 +24,8 @@ class Problems {
  public:
   template <typename T>
   void Expect(bool good, absl::string_view path, absl::string_view expected, const T& got) {
-    if (!good) lines_.push_back(absl::StrCat(path, ": expected ", expected, ", got ", got));
+    if (!good)
+      lines_.push_back(absl::StrCat(path, ": expected ", expected, ", got ", base::Exact(got)));
   }
   void Quoted(bool good, absl::string_view path, absl::string_view expected,
               absl::string_view got) {

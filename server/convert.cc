@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
 #include "core/guard/pre_check.h"
 #include "core/guard/reason.h"
 #include "server/route_watch.h"
@@ -498,7 +499,7 @@ v1::Decision ToProto(const engine::Decision& decision) {
   out.set_outcome(ToProto(decision.outcome));
   out.set_reason(ToProto(decision.reason));
   out.set_reason_class(static_cast<v1::ReasonClass>(guard::ClassOf(decision.reason)));
-  out.set_detail(decision.detail);
+  out.set_detail(base::ValidUtf8(decision.detail));
   out.set_covered_tokens(decision.covered_tokens);
   out.set_artifact_digest(decision.artifact_digest);
   out.set_hops(decision.hops);
@@ -524,7 +525,7 @@ v1::PlanResponse ToProto(const plan::TransferPlan& plan) {
   v1::PlanResponse out;
   out.set_worth_it(plan.worth_it);
   out.set_reason(ToProto(plan.reason));
-  out.set_detail(plan.detail);
+  out.set_detail(base::ValidUtf8(plan.detail));
   out.set_covered_tokens(plan.covered_tokens);
   out.set_bytes_in(plan.bytes_in);
   out.set_bytes_out(plan.bytes_out);
@@ -574,7 +575,7 @@ v1::DecisionEvent ToEvent(const engine::Decision& decision, const DecisionContex
   event.set_outcome(ToProto(decision.outcome));
   event.set_reason(ToProto(decision.reason));
   event.set_reason_class(static_cast<v1::ReasonClass>(guard::ClassOf(decision.reason)));
-  event.set_detail(decision.detail);
+  event.set_detail(base::ValidUtf8(decision.detail));
   event.set_tokens(context.tokens);
   event.set_covered_tokens(decision.covered_tokens);
   event.set_artifact(decision.artifact_digest.substr(0, 12));

@@ -5,9 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "core/base/exact.h"
 #include "core/base/status_macros.h"
 #include "core/plan/transfer_plan.h"
-#include "server/admin_service.h"
+#include "server/address.h"
 #include "server/unary.h"
 
 namespace kvbridge::server {
@@ -168,7 +169,7 @@ absl::Status KvBridgeService::TakeReport(const v1::ReportQualityRequest& request
   const auto number = [](const char* field, double value, double least, double most) {
     if (value >= least && value <= most) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat(field, ": expected ", least, " to ", most, ", got ", value));
+        absl::StrCat(field, ": expected ", least, " to ", most, ", got ", base::Exact(value)));
   };
   constexpr double kMost = std::numeric_limits<double>::max();
   KVB_RETURN_IF_ERROR(number("kl_nats", request.kl_nats(), 0, kMost));

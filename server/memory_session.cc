@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "server/admin_service.h"
+#include "server/address.h"
 #include "server/convert.h"
 #include "server/grpc_status.h"
 #include "server/grpc_time.h"

@@ -91,9 +91,10 @@ std::string Peers::push_address() const {
   return any ? absl::StrCat(":", address->port) : node_->address();
 }
 
-bool Peers::MayPush(absl::string_view address) const {
+bool Peers::MayPush(absl::string_view address, bool peer_is_local) const {
   const auto parsed = Address::Parse(address);
-  return config_.allow_plaintext_off_host() || (parsed.ok() && parsed->is_local());
+  if (!parsed.ok() || parsed->is_unix()) return false;
+  return parsed->is_local() ? peer_is_local : config_.allow_plaintext_off_host();
 }
 
 absl::Duration Peers::timeout() const { return ToDuration(config_.timeout()); }

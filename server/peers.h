@@ -39,8 +39,9 @@ class Peers {
   ucx::Node* node() const { return node_.get(); }
   // Where peers push to, as TransferAccepted.remote tells it; empty when this kvbridged only sends.
   std::string push_address() const;
-  // Whether frames may be sent there unencrypted.
-  bool MayPush(absl::string_view address) const;
+  // Whether frames may be sent, unencrypted, to the address that a peer names: one of this host
+  // only where that peer is on it.
+  bool MayPush(absl::string_view address, bool peer_is_local) const;
 
   // Relayed transfers in flight: each holds what Enter() answers until it is decided.
   std::shared_ptr<const void> Enter() const { return in_flight_; }

@@ -6,11 +6,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 
 #include "core/base/file.h"
+#include "core/base/utf8.h"
 #include "proto/kvbridge/v1/chunk_codec.h"
 #include "proto/kvbridge/v1/metadata_text.h"
+#include "server/address.h"
 #include "server/grpc_status.h"
 #include "server/grpc_time.h"
 #include "server/tenant.h"
@@ -30,17 +33,11 @@ constexpr std::byte kEnd[1] = {};
 // Where to push to: "host:port", or ":port" of the host that answers the call.
 std::string PushAddress(const std::string& told, const std::string& peer_uri) {
   if (!absl::StartsWith(told, ":")) return told;
-  absl::string_view host = peer_uri;  // "ipv4:10.0.0.2:50061", "ipv6:[::1]:50061"
+  // "ipv4:10.0.0.2:50061", "ipv6:%5B::1%5D:50061"
+  const std::string plain = absl::StrReplaceAll(peer_uri, {{"%5B", "["}, {"%5D", "]"}});
+  absl::string_view host = plain;
   if (!absl::ConsumePrefix(&host, "ipv4:")) absl::ConsumePrefix(&host, "ipv6:");
   return absl::StrCat(host.substr(0, host.rfind(':')), told);
-}
-
-// To kMaxDetail, between two characters of UTF-8.
-void Clip(std::string* text) {
-  if (text->size() <= kMaxDetail) return;
-  size_t end = kMaxDetail;
-  while (end > 0 && (static_cast<unsigned char>((*text)[end]) & 0xc0) == 0x80) --end;
-  text->resize(end);
 }
 
 }  // namespace
@@ -311,8 +308,10 @@ void RelaySession::Accepted(v1::TransferEvent event) {
     about_.target_transport = kInline;
   }
   accepted.set_plane(v1::PLANE_INLINE);
-  const std::string address = PushAddress(accepted.remote().address(), call_.context().peer());
-  if (accepted.has_remote() && env_.peers->node() != nullptr && env_.peers->MayPush(address)) {
+  const std::string peer = call_.context().peer();
+  const std::string address = PushAddress(accepted.remote().address(), peer);
+  if (accepted.has_remote() && env_.peers->node() != nullptr &&
+      env_.peers->MayPush(address, IsLocalPeer(peer))) {
     auto outbox = env_.peers->node()->Connect(address, accepted.remote().token());
     if (!outbox.ok()) {
       return Fail(Fallback(Reason::kTransport,
@@ -358,7 +357,7 @@ void RelaySession::Fail(Refusal refusal) {
   v1::SourceFailed& failed = *request.mutable_source_failed();
   failed.set_outcome(ToProto(failure_->outcome));
   failed.set_reason(ToProto(failure_->reason));
-  failed.set_detail(failure_->detail);
+  failed.set_detail(base::ValidUtf8(failure_->detail));
   to_peer_.push_back({wire::Serialize(request)});
 }
 
@@ -370,7 +369,7 @@ void RelaySession::DecideHere(Refusal refusal) {
 void RelaySession::Decide(v1::Decision decision) {
   if (verdict_.has_value()) return;
   verdict_ = std::move(decision);
-  Clip(verdict_->mutable_detail());
+  verdict_->set_detail(std::string(base::Clip(verdict_->detail(), kMaxDetail)));
   phase_ = Phase::kDeciding;
   if (map_ != nullptr) verdict_ = ToProto(map_->Conclude(FromProto(*verdict_)));
 }

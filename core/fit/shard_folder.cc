@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "core/base/exact.h"
 #include "core/base/status_macros.h"
 #include "core/model/compat.h"
 
@@ -18,7 +19,8 @@ namespace fs = std::filesystem;
 
 absl::Status CheckOptions(const FolderOptions& o) {
   const auto bad = [](absl::string_view field, absl::string_view expected, const auto& got) {
-    return absl::InvalidArgumentError(absl::StrCat(field, ": expected ", expected, ", got ", got));
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, ": expected ", expected, ", got ", base::Exact(got)));
   };
   if (!(o.held_out >= 0 && o.held_out < 1)) return bad("held_out", "[0, 1)", o.held_out);
   if (o.shard.token_stride < 1) return bad("token_stride", "at least 1", o.shard.token_stride);
@@ -44,7 +46,7 @@ absl::StatusOr<std::vector<fs::path>> FilesOf(const fs::path& dir) {
   }
   if (ec) {
     return absl::NotFoundError(
-        absl::StrCat(dir.filename().string(), ": expected a folder of shards: ", ec.message()));
+        absl::StrCat(dir.string(), ": expected a folder of shards: ", ec.message()));
   }
   if (files.empty()) {
     return absl::NotFoundError(

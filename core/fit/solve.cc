@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "core/base/exact.h"
 #include "core/base/status_macros.h"
 #include "core/base/units.h"
 #include "core/base/worker_pool.h"
@@ -43,8 +44,8 @@ absl::Status CheckOptions(const Moments& moments, const SolveOptions& options) {
   KVB_RETURN_IF_ERROR(CheckPositive("max_k", options.max_k));
   for (double weight : options.component_weight) {
     if (weight > 0 && std::isfinite(weight)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("fit.component_weight: expected a finite number above 0, got ", weight));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "fit.component_weight: expected a finite number above 0, got ", base::Exact(weight)));
   }
   if (options.lambda && !(options.lambda->value >= 0 && std::isfinite(options.lambda->value))) {
     return absl::InvalidArgumentError(absl::StrCat(

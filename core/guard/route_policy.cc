@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "core/base/exact.h"
+
 namespace kvbridge::guard {
 namespace {
 
@@ -11,7 +13,7 @@ template <typename T>
 absl::Status Expect(bool good, absl::string_view field, absl::string_view expected, const T& got) {
   if (good) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("policy.", field, ": expected ", expected, ", got ", got));
+      absl::StrCat("policy.", field, ": expected ", expected, ", got ", base::Exact(got)));
 }
 
 }  // namespace

@@ -239,6 +239,18 @@ def test_a_header_out_of_range_is_answered_by_name(server, stub, name):
     expect(server, stub, [header(change=change), *cache(TOKENS)], reason, words)
 
 
+@pytest.mark.parametrize("name", ["request_id", "route", "peer", "tenant"])
+def test_text_is_cut_between_two_characters(server, stub, name):
+    """Half of one would be no message to whoever reads it: the caller, and all who watch."""
+    watch = stub.WatchEvents(transfer_pb2.WatchEventsRequest(), timeout=60)
+    watch.initial_metadata()
+    for length in (39, 79, 119, 127, 199, 255):
+        reason, detail = answer(stub, [header(1, field(name, "a" * length + "é" * 200))])
+        assert reason in ("not_worth_it", "invalid_request"), (length, reason, detail)
+        assert next(watch).event.outcome == types_pb2.OUTCOME_FALLBACK_REPREFILL
+    watch.cancel()
+
+
 def test_bytes_that_are_no_message_are_refused_and_the_log_stays_json(server):
     with connect(server) as channel:
         call = channel.stream_stream("/kvbridge.v1.KvBridge/Transfer")

@@ -56,6 +56,17 @@ TEST(AddressTest, KnowsWhatStaysOnThisHost) {
   }
 }
 
+TEST(AddressTest, OnlyThisHostIsLocal) {
+  for (const char* peer :
+       {"unix:", "unix:/run/x", "ipv4:127.0.0.1:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5"}) {
+    EXPECT_TRUE(IsLocalPeer(peer)) << peer;
+  }
+  for (const char* peer :
+       {"", "ipv4:10.0.0.1:5", "ipv4:128.0.0.1:5", "ipv6:[fe80::1]:5", "ipv6:%5B::11%5D:5"}) {
+    EXPECT_FALSE(IsLocalPeer(peer)) << peer;
+  }
+}
+
 TEST_F(StaleSocketTest, OneThatNobodyListensOnIsRemoved) {
   close(BoundSocket(path_, true));
   EXPECT_TRUE(RemoveStaleSocket(path_).ok());
