@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include <sys/stat.h>
 
 #include "core/base/file.h"
@@ -27,6 +29,14 @@ absl::string_view Bytes(const crypto::Digest& digest) {
 
 absl::Status InTokensFile(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(kTokensFile, ": ", path, ": ", status.message()));
+}
+
+std::string NamesOf(const MethodGroups& groups) {
+  std::vector<absl::string_view> names;
+  for (size_t i = 0; i < kMethodGroupNames.size(); ++i) {
+    if (groups.test(i)) names.push_back(kMethodGroupNames[i]);
+  }
+  return names.empty() ? "nothing" : absl::StrJoin(names, ", ");
 }
 
 bool OthersMayRead(const std::string& path) {
@@ -125,8 +135,9 @@ absl::StatusOr<std::optional<std::string>> Authorizer::Authorize(absl::string_vi
   const MethodGroup group = GroupOf(path);
   if (grant.groups.test(static_cast<size_t>(group))) return std::move(grant.tenant);
   metrics_.AuthFailed("no_grant");
-  return absl::PermissionDeniedError(
-      absl::StrCat("expected a caller that may call ", Name(group), " methods"));
+  return absl::PermissionDeniedError(absl::StrCat("expected a caller that is granted ", Name(group),
+                                                  ", got one that is granted ",
+                                                  NamesOf(grant.groups)));
 }
 
 }  // namespace kvbridge::server

@@ -39,7 +39,8 @@ constexpr int kMaxMetadataBytes = 16 << 10;
 constexpr int kMaxHealthMessageBytes = 4 << 10;
 constexpr int kKeepaliveMs = 30000;
 constexpr int kKeepaliveTimeoutMs = 20000;
-constexpr int kMinPingIntervalMs = 10000;
+// A client that pings more often is closed. Ours do every ten seconds, and peers every five.
+constexpr int kMinPingIntervalMs = 2500;
 // How often files that hold no certificates are looked at.
 constexpr absl::Duration kFilePoll = absl::Seconds(1);
 // How often waiting for transfers looks again, and how long streams that hold no transfer (idle,

@@ -19,6 +19,10 @@ namespace kvbridge::client {
 namespace {
 
 constexpr int kMaxChannels = 64;
+// A server that does not even answer a ping while a call runs, hung or cut off, is noticed after
+// both: calls need no deadline for that.
+constexpr int kKeepaliveMs = 10'000;
+constexpr int kKeepaliveTimeoutMs = 10'000;
 
 grpc::ChannelArguments ArgumentsFor(const Channels::Options& options) {
   grpc::ChannelArguments args;
@@ -30,6 +34,9 @@ grpc::ChannelArguments ArgumentsFor(const Channels::Options& options) {
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   // Retries are this library's: it knows what was accepted.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 1);
   args.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, wire::kReadBytes);
   return args;

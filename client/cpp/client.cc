@@ -180,19 +180,30 @@ class Client::Impl {
     if (!circuit_.Admit(Now())) {
       result->reason = std::string(kCircuitOpen);
       result->reason_class = "infra";
-      result->detail = absl::StrCat("the last ", options_.circuit.failures,
-                                    " transfers failed to reach the server");
+      result->detail = absl::StrCat("not asked after ", options_.circuit.failures,
+                                    " failures in a row; the last: ", LastFailure());
       return absl::OkStatus();
     }
     const absl::Status status = OnAPlane(job, header, result);
     if (!status.ok() || result->attempts == 0) {
       circuit_.Abandoned();
     } else if (IsInfraFailure(*result)) {
+      KeepFailure(absl::StrCat(result->reason, ": ", result->detail));
       circuit_.Failed(Now());
     } else {
       circuit_.Succeeded();
     }
     return status;
+  }
+
+  void KeepFailure(std::string what) {
+    const std::lock_guard lock(failure_mutex_);
+    last_failure_ = std::move(what);
+  }
+
+  std::string LastFailure() const {
+    const std::lock_guard lock(failure_mutex_);
+    return last_failure_;
   }
 
   // Shared memory where that can be; chunks where it can't, or where it turns out to be lost.
@@ -367,6 +378,8 @@ class Client::Impl {
   RegionPlane regions_;
   Circuit circuit_;
   Counters counters_;
+  mutable std::mutex failure_mutex_;
+  std::string last_failure_;  // guarded by failure_mutex_
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {

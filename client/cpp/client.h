@@ -75,9 +75,10 @@ class Client {
   // pages of a target pool may still be written for some milliseconds. Errors:
   //   INVALID_ARGUMENT  the options or views contradict each other; nothing was sent
   //   CANCELLED         `stop` was requested; what chunks have written is zeroed
-  //   with kFail, any other end but applied: UNAVAILABLE (unreachable, circuit_open),
-  //   DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (capacity), DATA_LOSS (transport), INVALID_ARGUMENT
-  //   (invalid_request), INTERNAL (internal), FAILED_PRECONDITION (all else)
+  //   with kFail, any other end but applied: UNAUTHENTICATED and PERMISSION_DENIED (unreachable:
+  //   the server is there), UNAVAILABLE (unreachable otherwise, circuit_open), DEADLINE_EXCEEDED,
+  //   RESOURCE_EXHAUSTED (capacity), DATA_LOSS (transport), INVALID_ARGUMENT (invalid_request),
+  //   INTERNAL (internal), FAILED_PRECONDITION (all else)
   absl::StatusOr<TransferResult> Transfer(const TransferOptions& options, const SourceView& source,
                                           const TargetView& target, std::stop_token stop = {});
 

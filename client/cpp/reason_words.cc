@@ -55,6 +55,7 @@ void SetFallback(const absl::Status& error, bool accepted, TransferResult* resul
   result->reason = std::string(cause.reason);
   result->reason_class = std::string(cause.reason_class);
   result->detail = std::string(error.message());
+  result->call_status = error.code();
   result->covered_tokens = 0;
 }
 
@@ -65,6 +66,7 @@ bool IsInfraFailure(const TransferResult& result) {
 
 absl::Status ToStatus(const TransferResult& result) {
   const std::string message = absl::StrCat(result.reason, ": ", result.detail);
+  if (result.refused()) return absl::Status(result.call_status, message);
   if (result.reason == kUnreachable || result.reason == kCircuitOpen) {
     return absl::UnavailableError(message);
   }

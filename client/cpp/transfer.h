@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
@@ -32,8 +33,8 @@ struct TransferOptions {
   //
   // header.peer: the kvbridged beside the target, by the server's name for it: the cache travels
   // there and is mapped there, or on this side where the server can and the target's is the
-  // smaller one (decision.map_side). The source is where it would be without; the answer comes back in
-  // the call. header.target_selection.pool: the answer goes to pages that another process of the
+  // smaller one (decision.map_side). The source is where it would be without; the answer comes back
+  // in the call. header.target_selection.pool: the answer goes to pages that another process of the
   // tenant registered with the server that maps (Client::Locate); of the target view only the
   // shape is read then, and planes need not be there.
   v1::TransferHeader header;
@@ -80,6 +81,8 @@ struct TransferResult {
   std::string reason;        // "latency_budget", "unreachable", ...; empty when applied
   std::string reason_class;  // "client", "policy", "quality", "capacity", "infra", "internal"
   std::string detail;        // one sentence for a person
+  // Of the call, where it ended without the server's decision; OK with one.
+  absl::StatusCode call_status = absl::StatusCode::kOk;
   int64_t covered_tokens = 0;
   int64_t first_token = 0;  // tokens before it were in place (TransferOptions::prefix)
   // How the bytes travelled to the server, and back where the answer came here without a peer.
@@ -101,6 +104,12 @@ struct TransferResult {
   std::string span_id;
 
   bool applied() const { return outcome == v1::OUTCOME_APPLIED; }
+  // Whether the server, which is there, does not let this caller in (`unreachable`): a token or
+  // certificate is missing, unknown, or granted other methods. `detail` says which.
+  bool refused() const {
+    return call_status == absl::StatusCode::kUnauthenticated ||
+           call_status == absl::StatusCode::kPermissionDenied;
+  }
 };
 
 }  // namespace kvbridge::client

@@ -343,7 +343,8 @@ TEST_F(ClientTest, TheCircuitOpensAndClosesAgain) {
   EXPECT_EQ(Transfer(*client).value().reason, "unreachable");
   EXPECT_EQ(Transfer(*client).value().reason, "unreachable");
   const TransferResult open = Transfer(*client).value();
-  ExpectFallback(open, "circuit_open", "the last 2 transfers");
+  ExpectFallback(open, "circuit_open",
+                 "not asked after 2 failures in a row; the last: unreachable: starting");
   EXPECT_EQ(open.attempts, 0);
   EXPECT_EQ(server.calls(), 2);
   EXPECT_EQ(client->counters().circuit_state, Circuit::State::kOpen);

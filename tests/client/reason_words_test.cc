@@ -55,5 +55,21 @@ TEST(ReasonWordsTest, CallersThatAskedToFailGetACode) {
   EXPECT_EQ(code("unproven_pair", "quality"), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST(ReasonWordsTest, ACallerThatIsNotLetInCanTellThatTheServerIsThere) {
+  for (const auto code :
+       {absl::StatusCode::kUnauthenticated, absl::StatusCode::kPermissionDenied}) {
+    TransferResult result;
+    SetFallback(absl::Status(code, "expected a caller that is granted transfer"), false, &result);
+    EXPECT_EQ(result.reason, "unreachable");
+    EXPECT_EQ(result.call_status, code);
+    EXPECT_TRUE(result.refused());
+    EXPECT_EQ(ToStatus(result),
+              absl::Status(code, "unreachable: expected a caller that is granted transfer"));
+  }
+  TransferResult away;
+  SetFallback(absl::UnavailableError("why"), false, &away);
+  EXPECT_FALSE(away.refused());
+}
+
 }  // namespace
 }  // namespace kvbridge::client

@@ -171,6 +171,8 @@ def test_status_codes_become_reasons(serve, code, reason):
     result = send(client)
     assert (result.outcome, result.reason) == ("fallback_reprefill", reason)
     assert result.detail == f"{code.name}: asked for"
+    assert (result.call_status, result.attempts) == (code.name, 1)
+    assert result.refused == (code is grpc.StatusCode.UNAUTHENTICATED)
 
 
 def test_unavailable_is_tried_again_once_and_then_unreachable(serve):
@@ -205,9 +207,10 @@ def test_on_fallback_fail_raises_with_the_result(tmp_path):
 
 def test_circuit_opens_after_failures_in_a_row(tmp_path):
     with Client(f"unix:{tmp_path}/nobody.sock", circuit_threshold=2, circuit_cooldown=3600) as client:
-        reasons = [send(client).reason for _ in range(3)]
+        results = [send(client) for _ in range(3)]
         metrics = client.metrics()
-    assert reasons == ["unreachable", "unreachable", "circuit_open"]
+    assert [result.reason for result in results] == ["unreachable", "unreachable", "circuit_open"]
+    assert "in a row; the last: unreachable: UNAVAILABLE: " in results[2].detail
     assert metrics["kvbridge_client_fallbacks_total"] == {"unreachable": 2, "circuit_open": 1}
     assert metrics["kvbridge_client_circuit_state"] == 2
 

@@ -363,3 +363,41 @@ def test_a_server_that_is_killed_costs_fallbacks_until_another_is_there():
         apply(server, 5)
     # transport: it was accepted, and the connection broke.
     assert set(load.ended) <= {"applied", "unreachable", "circuit_open", "transport"}, load.ended
+
+
+ALL = "0<&- 1>&- 2>&-"
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", ALL])
+def test_no_socket_takes_the_place_of_a_closed_standard_stream(tmp_path, closed):
+    started = tmp_path / "kvbridged"
+    started.write_text(f'#!/bin/sh\nexec {binary("KVBRIDGED")} "$@" {closed}\n')
+    started.chmod(0o755)
+    with LocalServer(started, [ROUTE]) as server:
+        names = {fd: os.readlink(f"/proc/{server.pid}/fd/{fd}") for fd in range(3)}
+        for fd in (1, 2):  # what text is written to; 0 may be what a library opens before main
+            if closed.startswith(f"{fd}>") or closed == ALL:
+                assert names[fd] == "/dev/null"
+        assert not [name for name in names.values() if name.startswith("socket:")]
+        apply(server, 3)
+        assert server.stop() == 0
+
+
+WATCHING = {"events tail": ["events", "tail"], "top": ["top", "--interval", "0.1"]}
+
+
+@pytest.mark.parametrize("command", WATCHING)
+def test_who_watches_a_server_that_hangs_is_told_in_time(command):
+    with LocalServer(binary("KVBRIDGED"), [ROUTE]) as server:
+        watch = [binary("KVBRIDGE_CLI"), *WATCHING[command], "--server", server.address]
+        watching = subprocess.Popen(watch, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # It watches once it is told of something.
+        while not server.metrics()['kvbridge_events_total{result="ok",sink="watch"}']:
+            apply(server, 1)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            _, said = watching.communicate(timeout=60)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    assert watching.returncode == 5, said
+    assert f"kvbridge: --server {server.address}: " in said

@@ -14,9 +14,11 @@ import warnings
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from certificates import Authority, Pki
-from conftest import ROUTE, binary
+from conftest import ROUTE, binary, family_spec
+from kvbridge import CacheFile, write_cache
 from kvbridge.testing import LocalServer
 from kvbridge.v1 import admin_pb2, memory_pb2, transfer_pb2, transfer_pb2_grpc
 from secure_server import SecureServer
@@ -360,6 +362,35 @@ def test_secrets_are_in_no_log_page_or_metric(guarded):
             code(channel, "/kvbridge.v1.KvBridge/Plan", token)
     seen = guarded.log.read_text() + guarded.get("/configz") + guarded.get("/metrics")
     assert "-token-" not in seen and "operators" not in seen
+
+
+# Of a cache: four BF16 elements below 1, and how gRPC's traces would show them.
+MARK = b"P?A>Y?L>"
+TRACED = "50 3f 41 3e 59 3f 4c 3e"
+
+
+def test_nothing_of_a_call_is_in_the_log_whatever_grpc_is_told_to_trace(tokens_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
+    monkeypatch.setenv("GRPC_TRACE", "all")
+    settings = {"auth": {"tokens_file": str(tokens_file)}, "log": {"format": "json", "level": "debug"}}
+    cells = np.tile(np.frombuffer(MARK, np.uint16), 4 * 2 * 24 * 64 * 2 // len(MARK)).reshape(4, 2, 24, 64)
+    spec = family_spec("small", "bf16")
+    write_cache(tmp_path / "in", CacheFile(spec, cells, cells, np.arange(24), token_ids=np.full(24, 31337)))
+    mine = tmp_path / "mine"
+    mine.write_text(TOKENS["router"])
+    with LocalServer(binary("KVBRIDGED"), [ROUTE], settings) as server:
+        command = [binary("KVBRIDGE_CLI"), "transfer", "--server", server.address, "--token-file", mine]
+        command += ["--route", "pair", "--plane", "inline", "--in", tmp_path / "in", "--out", tmp_path / "out"]
+        client = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
+        assert "applied" in client.stdout, client.stdout + client.stderr[-2000:]
+        assert server.stop() == 0
+        log = server.log.read_text(errors="replace")
+    # What the same environment has gRPC tell where nobody keeps it from doing so.
+    assert TOKENS["router"] in client.stderr and TRACED in client.stderr
+    for secret in (TOKENS["router"], MARK.decode(), TRACED, "31337", "operators"):
+        assert secret not in log, secret
+    for line in log.splitlines():
+        json.loads(line)
 
 
 def test_names_in_certificates_open_their_groups(pki):

@@ -142,8 +142,10 @@ class Attempt:
             reason = _REASON_OF_STATUS.get(error.code(), "internal")
             if reason == "unreachable" and self.accepted:
                 reason = "transport"
-            refused = fallback(reason, f"{error.code().name}: {error.details()}")
-            return _with_trace(refused, call, metadata)
+            status = error.code().name
+            broken = fallback(reason, f"{status}: {error.details()}")
+            broken = dataclasses.replace(broken, call_status=status)
+            return _with_trace(broken, call, metadata)
         finally:
             self._gate.close()
             call.cancel()  # no-op once it has ended

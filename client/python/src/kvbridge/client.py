@@ -59,6 +59,12 @@ from kvbridge.v1 import admin_pb2, admin_pb2_grpc, plan_pb2, transfer_pb2, trans
 _TRANSFER = "/kvbridge.v1.KvBridge/Transfer"
 _INFRA = ("unreachable", "transport", "device_error")  # failures that open the circuit
 _MAX_TENANTS = 16  # with shared memory of their own
+# A server that does not even answer a ping while a call runs, hung or cut off, is noticed after both.
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
 PlaneChoice = Literal["auto", "region", "inline"]
 TargetPages = PagedCache | types_pb2.PoolLocation  # of this process, or of another one
 
@@ -145,7 +151,7 @@ class Client(Closing):
         _check_plane(plane)
         if token and not credentials and not same_host(target):
             raise ValueError("token: expected credentials (TLS) for another host, got none")
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        options = [("grpc.use_local_subchannel_pool", 1), *_KEEPALIVE]
         self._channel = (
             grpc.secure_channel(target, credentials, options)
             if credentials
@@ -171,6 +177,7 @@ class Client(Closing):
         self._tile_tokens = tile_tokens
         self._max_chunk_bytes = max_chunk_bytes
         self._circuit = Circuit(circuit_threshold, circuit_cooldown)
+        self._last_failure = ""
         self._counters = ClientCounters()
 
     def close(self) -> None:
@@ -354,7 +361,9 @@ class Client(Closing):
     def _guarded(self, transfer: _Transfer) -> TransferResult:
         """Runs a transfer unless the circuit is open, and tells the circuit how it went."""
         if not self._circuit.admit():
-            return fallback("circuit_open", "the last transfers went unanswered; not asked again yet")
+            return fallback(
+                "circuit_open", f"not asked after failures in a row; the last: {self._last_failure}"
+            )
         try:
             result = self._on_a_plane(transfer)
         except BaseException:
@@ -363,6 +372,7 @@ class Client(Closing):
         if not result.attempts:
             self._circuit.abandoned()
         elif result.reason in _INFRA:
+            self._last_failure = f"{result.reason}: {result.detail}"
             self._circuit.failed()
         else:
             self._circuit.succeeded()
@@ -412,8 +422,9 @@ class Client(Closing):
                 attempt = Attempt(transfer.header, cargo, transfer.listener)
                 left = max(0.0, transfer.deadline - time.monotonic())
                 result = attempt.run(self._transfer, left, transfer.metadata)
-                # Unreachable means that no server has accepted it, and no payload leaves before that.
-                again = result.reason == "unreachable" and attempts <= self._retries
+                # Not accepted: no payload has left.
+                lost = result.call_status == "UNAVAILABLE" and not attempt.accepted
+                again = lost and attempts <= self._retries
                 if not again or time.monotonic() >= transfer.deadline:
                     break
                 self._counters.record_retry()

@@ -36,6 +36,7 @@ class TransferResult:
     reason: str = ""  # metric label, e.g. "latency_budget"; empty when applied
     reason_class: str = ""  # client, policy, quality, capacity, infra or internal
     detail: str = ""  # one sentence for a person
+    call_status: str = ""  # of gRPC, e.g. "UNAVAILABLE", where the call ended without the server's decision
     covered_tokens: int = 0  # tokens [0, covered_tokens) of the selection are mapped
     # [layers, kv_heads, covered_tokens - first_token, head_dim], the target's element type. On the region
     # plane they are views of shared memory, which is free again when the last view is gone.
@@ -73,6 +74,12 @@ class TransferResult:
     def applied(self) -> bool:
         """Whether the target cache may be used."""
         return self.outcome == APPLIED
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server, which is there, does not let this caller in (`unreachable`): a token or certificate is
+        missing, unknown, or granted other methods. `detail` says which."""
+        return self.call_status in ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
     def __str__(self) -> str:
         if self.applied:
