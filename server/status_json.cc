@@ -15,7 +15,7 @@ json ToJson(const DecisionCounts& counts) {
 }
 
 json ToJson(const RouteStatus& route, const DecisionCounts& minute) {
-  return {{"name", route.name},
+  return {{"route", route.name},
           {"stage", route.stage},
           {"canary_share", route.canary_share},
           {"circuit", route.circuit},
@@ -24,7 +24,7 @@ json ToJson(const RouteStatus& route, const DecisionCounts& minute) {
           {"source", route.source},
           {"target", route.target},
           {"resident_bytes", route.resident_bytes},
-          {"note", route.note},
+          {"detail", route.note},
           {"minute", ToJson(minute)}};
 }
 

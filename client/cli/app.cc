@@ -224,6 +224,7 @@ void AddPlan(CLI::App& root, Flags& flags) {
   const Command transfer = [&f](const Output& output) { return RunPlan(f, output); };
   CLI::App* app =
       AddCommand(root, flags, "plan", "Is a transfer worth it? What will a fit take?", transfer);
+  app->require_subcommand(0, 1);
   // A parent's callback comes after its subcommand's.
   app->callback([&flags, app, transfer] {
     if (app->get_subcommands().empty()) flags.command = transfer;
@@ -257,6 +258,7 @@ void AddArtifact(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   CLI::App* app =
       root.add_subcommand("artifact", "Convert artifacts; load, unload, list a server's");
   app->fallthrough();
+  app->require_subcommand(0, 1);
   ConvertFlags& c = flags.convert;
   CLI::App* convert =
       AddCommand(*app, flags, "convert", "Write an artifact of any format as a native one",
@@ -308,6 +310,9 @@ void AddRoutes(CLI::App& root, Flags& flags, const std::stop_token& stop) {
       ->needs(stage);
   set->add_option("--circuit", f.circuit, "What its circuit breaker does")
       ->check(CLI::IsMember({"auto", "closed", "open"}));
+  set->parse_complete_callback([&f] {
+    if (f.stage.empty() && f.circuit.empty()) throw CLI::RequiredError("--stage or --circuit");
+  });
 
   CLI::App* events = root.add_subcommand("events", "Watch what a server decides");
   events->require_subcommand(1);
@@ -337,6 +342,7 @@ void AddValidate(CLI::App& root, Flags& flags, const std::stop_token& stop) {
   const Command judge = [&f, stop](const Output& output) { return RunValidate(f, output, stop); };
   CLI::App* app =
       AddCommand(root, flags, "validate", "Judge an artifact by a run of measurements", judge);
+  app->require_subcommand(0, 1);
   // A parent's callback comes after its subcommand's.
   app->callback([&flags, app, judge] {
     if (app->get_subcommands().empty()) flags.command = judge;
@@ -404,8 +410,9 @@ void AddUsage(CLI::App& root, Flags& flags) {
   CLI::App* man = AddCommand(
       root, flags, "man", "Manual page of a command: | man -l -",
       [&m, &root](const Output& output) { return RunMan(m, usage::Describe(root), output); });
-  CLI::Option* page = man->add_option("page", m.page, "Its name, such as kvbridge-routes-set")
-                          ->capture_default_str();
+  CLI::Option* page =
+      man->add_option("page", m.page, "The command's words, or its page: kvbridge-routes-set")
+          ->default_str("kvbridge");
   man->add_option("--dir", m.dir, "Write the pages of all commands into a folder")
       ->type_name(usage::kFolder)
       ->excludes(page);
@@ -466,9 +473,15 @@ std::string DescribeExtra(const CLI::App& root, const std::string& extra) {
                       word, nearest.empty() ? "" : absl::StrCat(" (did you mean ", nearest, "?)"));
 }
 
+// "kvbridge routes set"
+std::string WordsOf(const CLI::App* app) {
+  if (app->get_parent() == nullptr) return app->get_name();
+  return absl::StrCat(WordsOf(app->get_parent()), " ", app->get_name());
+}
+
 int UsageError(const CLI::App& root, const Output& output, const std::string& message) {
-  const std::string path = Deepest(&root) == &root ? "" : " " + Deepest(&root)->get_name();
-  output.Error("usage", absl::StrCat(message, "; see kvbridge", path, " --help"), ExitCode::kUsage);
+  output.Error("usage", absl::StrCat(message, "; see ", WordsOf(Deepest(&root)), " --help"),
+               ExitCode::kUsage);
   return static_cast<int>(ExitCode::kUsage);
 }
 
@@ -476,7 +489,7 @@ int UsageError(const CLI::App& root, const Output& output, const std::string& me
 std::string Describe(const CLI::App& root, const absl::Status& status) {
   const CLI::Option* server = Deepest(&root)->get_option_no_throw("--server");
   const bool at_the_door = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-                           absl::IsUnauthenticated(status);
+                           absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
   return absl::StrCat(at_the_door && server != nullptr && server->count() > 0
                           ? absl::StrCat("--server ", server->as<std::string>(), ": ")
                           : "",
@@ -506,6 +519,7 @@ bool AsksForJson(int argc, const char* const* argv) {
 int RunApp(int argc, const char* const* argv, const std::stop_token& stop) {
   Flags flags;
   CLI::App app("Hands one LLM's KV cache to a sibling model", "kvbridge");
+  app.require_subcommand(0, 1);  // what follows a command's name is the command's
   AddGlobals(app, flags);
   AddTransfer(app, flags, stop);
   AddBench(app, flags, stop);

@@ -1,4 +1,6 @@
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +27,9 @@ absl::StatusOr<std::string> Convert(const ConvertFlags& flags, base::WorkerPool*
         flags.out, loaded, {.pool = pool, .overwrite = flags.overwrite, .before_commit = good}));
     return loaded.mapper->digest;
   }
+  if (std::error_code none; !std::filesystem::is_directory(flags.in, none)) {
+    return absl::NotFoundError(absl::StrCat(flags.in, ": expected an artifact folder, got none"));
+  }
   artifact::ConvertOptions options = {.pool = pool, .overwrite = flags.overwrite, .stop = stop};
   KVB_ASSIGN_OR_RETURN(options.source, ReadConfig(flags.configs.source));
   KVB_ASSIGN_OR_RETURN(options.target, ReadConfig(flags.configs.target));
@@ -50,7 +55,7 @@ absl::StatusOr<ExitCode> RunArtifactConvert(const ConvertFlags& flags, const Out
   const base::Json document = {{"schema", "kvbridge.convert/v1"},
                                {"out", flags.out},
                                {"format", flags.to},
-                               {"digest", digest}};
+                               {"artifact_digest", digest}};
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) {
     return RenderFields({{"out", flags.out}, {"format", flags.to}, {"digest", digest}});
   }));

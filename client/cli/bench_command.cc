@@ -84,7 +84,8 @@ absl::StatusOr<ExitCode> RunBench(const BenchFlags& flags, const Output& output,
       const TransferReport& last = reports.back();
       if (row.applied == 0) {
         output.Note(absl::StrCat(tokens, " tokens: ", last.reason, ": ", last.detail));
-        code = ExitCodeForFallback(last.outcome, last.reason, /*fail_on_fallback=*/true);
+        code = ExitCodeForFallback(last.outcome, last.reason, last.refused,
+                                   /*fail_on_fallback=*/true);
         continue;
       }
       report.artifact_digest = last.artifact_digest;

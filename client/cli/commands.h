@@ -164,8 +164,8 @@ absl::StatusOr<ExitCode> RunReport(const ReportFlags& flags, const Output& outpu
 absl::StatusOr<ExitCode> RunVersion(const Output& output);
 
 struct ManFlags {
-  std::string page = "kvbridge";
-  std::string dir;  // or all pages, into this folder
+  std::vector<std::string> page;  // a command's words, or the page's name; empty = kvbridge
+  std::string dir;                // or all pages, into this folder
 };
 absl::StatusOr<ExitCode> RunMan(const ManFlags& flags, const usage::CommandTree& tree,
                                 const Output& output);

@@ -25,7 +25,7 @@ Finding CheckRoutes(const absl::StatusOr<v1::HealthResponse>& health) {
   if (health.ok()) {
     for (const v1::RouteHealth& route : health->routes()) {
       if (route.detail().empty()) continue;
-      notes.push_back(absl::StrCat(route.route(), ": ", Printable(route.detail())));
+      notes.push_back(absl::StrCat(route.route(), ": ", route.detail()));
     }
   } else {
     notes.emplace_back(health.status().message());
@@ -50,7 +50,11 @@ std::vector<Finding> CheckServer(const ServerAccess& access) {
   if (!told.ok()) {
     server.verdict = Verdict::kBad;
     server.found = std::string(told.status().message());
-    server.advice = "start it, and check the address, listen.grpc and the network policy";
+    const bool refused =
+        absl::IsPermissionDenied(told.status()) || absl::IsUnauthenticated(told.status());
+    server.advice =
+        refused ? "show it a token or a certificate that is granted plan: --token-file, --cert-file"
+                : "start it, and check the address, listen.grpc and the network policy";
     return {server};
   }
   server.found =

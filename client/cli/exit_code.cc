@@ -29,9 +29,11 @@ ExitCode ExitCodeFor(const absl::Status& status) {
   }
 }
 
-ExitCode ExitCodeForFallback(absl::string_view outcome, absl::string_view reason,
+ExitCode ExitCodeForFallback(absl::string_view outcome, absl::string_view reason, bool refused,
                              bool fail_on_fallback) {
-  if (reason == "invalid_request" || reason == "artifact_integrity") return ExitCode::kBadInput;
+  if (refused || reason == "invalid_request" || reason == "artifact_integrity") {
+    return ExitCode::kBadInput;
+  }
   if (outcome == "unsupported" || reason == "incompatible_model" || reason == "shape_mismatch") {
     return ExitCode::kIncompatible;
   }

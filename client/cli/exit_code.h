@@ -20,8 +20,8 @@ enum class ExitCode : int {
 ExitCode ExitCodeFor(const absl::Status& status);
 
 // Of a transfer that was not applied. Policy, quality and capacity are answers, not errors: OK
-// unless the caller asked to fail.
-ExitCode ExitCodeForFallback(absl::string_view outcome, absl::string_view reason,
+// unless the caller asked to fail. `refused`: the server does not let this caller in.
+ExitCode ExitCodeForFallback(absl::string_view outcome, absl::string_view reason, bool refused,
                              bool fail_on_fallback);
 
 }  // namespace kvbridge::cli

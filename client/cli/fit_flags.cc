@@ -1,5 +1,6 @@
 #include "client/cli/fit_flags.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,8 +37,9 @@ std::string ReadMachine(const std::string& text, AccumulateFlags& f) {
 std::string ReadDomainWeight(const std::string& text, AccumulateFlags& f) {
   const size_t at = text.rfind('=');
   double weight = 0;
-  if (at == std::string::npos || !absl::SimpleAtod(text.substr(at + 1), &weight)) {
-    return absl::StrCat("expected DOMAIN=WEIGHT, got ", text);
+  if (at == std::string::npos || at == 0 || !absl::SimpleAtod(text.substr(at + 1), &weight) ||
+      !std::isfinite(weight) || weight <= 0) {
+    return absl::StrCat("expected DOMAIN=WEIGHT with a weight above 0, got ", text);
   }
   f.domain_weights[text.substr(0, at)] = weight;
   return "";
@@ -158,6 +160,7 @@ void AddFit(CLI::App& root, FitFlags& flags, const std::stop_token& stop,
             const std::function<void(Command)>& choose) {
   CLI::App* fit = root.add_subcommand("fit", "Fit a mapper: from shards to an artifact");
   fit->fallthrough();
+  fit->require_subcommand(0, 1);
   AddWhole(fit, flags.whole, stop, choose);
   AddAccumulate(fit, flags.accumulate, stop, choose);
   AddMerge(fit, flags.merge, stop, choose);

@@ -39,7 +39,7 @@ std::string Summary(const Json& document, bool color) {
   return absl::StrCat(
       table.Render(color), "\n",
       RenderFields({{"artifact", document["out"].get<std::string>()},
-                    {"digest", document["digest"].get<std::string>()},
+                    {"digest", document["artifact_digest"].get<std::string>()},
                     {"weights", base::HumanBytes(document["bytes"].get<uint64_t>())},
                     {"errors", "held-out residual over variance, of what serving gives"},
                     {"verdict", "UNPROVEN: kvbridge validate judges it on other text"},
@@ -127,7 +127,7 @@ absl::StatusOr<ExitCode> RunFitMlp(const MlpFlags& flags, const Output& output,
   fs::remove_all(work, ignored);
   const Json document = {{"schema", "kvbridge.fit-mlp/v1"},
                          {"out", flags.out},
-                         {"digest", digest},
+                         {"artifact_digest", digest},
                          {"verdict", "UNPROVEN"},
                          {"bytes", StoredBytes(solution->mapper)},
                          {"seconds", absl::ToDoubleSeconds(base::SteadyNow() - started)},

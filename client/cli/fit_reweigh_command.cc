@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "CLI/CLI.hpp"
+#include "client/cli/flag_file.h"
 #include "client/cli/table.h"
 #include "core/artifact/reweigh.h"
 #include "core/base/file.h"
@@ -19,7 +20,7 @@ namespace {
 constexpr uint64_t kMaxRecordBytes = 1 << 20;
 
 absl::StatusOr<base::Json> ReadRecord(const std::string& path) {
-  KVB_ASSIGN_OR_RETURN(const std::string text, base::ReadFile(path, kMaxRecordBytes));
+  KVB_ASSIGN_OR_RETURN(const std::string text, InFile(path, base::ReadFile(path, kMaxRecordBytes)));
   KVB_ASSIGN_OR_RETURN(base::Json record, base::ParseStrictJson(text, path));
   if (record.is_object()) return record;
   return absl::InvalidArgumentError(absl::StrCat(path, ": expected an object"));
@@ -53,7 +54,7 @@ absl::StatusOr<ExitCode> RunFitReweigh(const ReweighFlags& flags, const Output& 
       artifact::ReweighArtifact(flags.artifact, flags.weights, flags.out, options));
   const base::Json document = {{"schema", "kvbridge.fit-reweigh/v1"},
                                {"out", flags.out},
-                               {"digest", digest},
+                               {"artifact_digest", digest},
                                {"verdict", "UNPROVEN"}};
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) {
     return RenderFields({{"artifact", flags.out},

@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #include "client/cli/fit_solve_flags.h"
+#include "client/cli/flag_file.h"
 #include "client/cli/progress.h"
 #include "client/cli/table.h"
 #include "core/artifact/artifact.h"
@@ -126,7 +127,7 @@ std::string Summary(const Json& document, bool color) {
       table.Render(color), "\n",
       RenderFields(
           {{"artifact", document["out"].get<std::string>()},
-           {"digest", document["digest"].get<std::string>()},
+           {"digest", document["artifact_digest"].get<std::string>()},
            {"chosen", choice["reason"].get<std::string>()},
            {"weights", base::HumanBytes(choice["weight_bytes"].get<uint64_t>())},
            {"R2 held-out", absl::StrCat("keys ", Cell(choice["r2_held_out"]["key"]), ", values ",
@@ -167,7 +168,8 @@ absl::StatusOr<ExitCode> RunFitSolve(const SolveFlags& flags, const Output& outp
     return absl::AlreadyExistsError(
         absl::StrCat(flags.out, ": expected a new folder, or --overwrite"));
   }
-  KVB_ASSIGN_OR_RETURN(const fit::MomentsFile file, fit::ReadMoments(flags.moments));
+  KVB_ASSIGN_OR_RETURN(const fit::MomentsFile file,
+                       InFile(flags.moments, fit::ReadMoments(flags.moments)));
   KVB_ASSIGN_OR_RETURN(const fit::SolveOptions options, OptionsFrom(flags, file, output));
   KVB_ASSIGN_OR_RETURN(const fit::Solution solution,
                        SolveWithProgress(file, options, output, stop));
@@ -183,7 +185,7 @@ absl::StatusOr<ExitCode> RunFitSolve(const SolveFlags& flags, const Output& outp
   const bool normalised = solution.mapper.key_norm.kind == mapper::KeyNorm::Kind::kKNorm;
   const Json document = {{"schema", "kvbridge.fit-solve/v1"},
                          {"out", flags.out},
-                         {"digest", digest},
+                         {"artifact_digest", digest},
                          {"verdict", "UNPROVEN"},
                          {"key_norm", normalised ? "k_norm" : "none"},
                          {"seconds", absl::ToDoubleSeconds(base::SteadyNow() - started)},

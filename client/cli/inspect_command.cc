@@ -75,7 +75,7 @@ base::Json ArtifactJson(const artifact::Artifact& artifact) {
   }
   return {{"schema", "kvbridge.inspect/v1"},
           {"format", std::string(artifact::Name(artifact.format))},
-          {"digest", mapper.digest},
+          {"artifact_digest", mapper.digest},
           {"verified", true},
           {"source", artifact::SpecToJson(mapper.source)},
           {"target", artifact::SpecToJson(mapper.target)},

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 
 #include "client/cli/commands.h"
+#include "client/cli/flag_file.h"
 #include "client/cli/local_models.h"
 #include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
@@ -118,7 +119,8 @@ std::string PlanText(const v1::PlanResponse& plan) {
 
 absl::StatusOr<ExitCode> PlanFit(const PlanFlags& flags, const Output& output) {
   constexpr uint64_t kMaxBytes = uint64_t{1} << 20;
-  KVB_ASSIGN_OR_RETURN(const std::string text, base::ReadFile(flags.fit, kMaxBytes));
+  KVB_ASSIGN_OR_RETURN(const std::string text,
+                       InFile(flags.fit, base::ReadFile(flags.fit, kMaxBytes)));
   KVB_ASSIGN_OR_RETURN(const plan::FitPlanInput input, plan::ParseFitPlanInput(text));
   KVB_ASSIGN_OR_RETURN(const plan::FitPlan plan, plan::MakeFitPlan(input));
   const base::Json document = {
@@ -153,8 +155,7 @@ absl::StatusOr<ExitCode> RunPlan(const PlanFlags& flags, const Output& output) {
   if (!flags.fit.empty()) return PlanFit(flags, output);
   KVB_ASSIGN_OR_RETURN(const v1::PlanResponse response,
                        flags.server.address.empty() ? PlanLocally(flags) : AskServer(flags));
-  KVB_ASSIGN_OR_RETURN(base::Json document, ToJson(response));
-  document["schema"] = "kvbridge.plan/v1";
+  KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.plan/v1", response));
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) { return PlanText(response); }));
   return ExitCode::kOk;
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cli/commands.h"
+#include "client/cli/flag_file.h"
 #include "client/cli/local_models.h"
 #include "client/cli/progress.h"
 #include "client/cli/report_page.h"
@@ -36,7 +37,7 @@ absl::StatusOr<ExitCode> RunReport(const ReportFlags& flags, const Output& outpu
     reports.push_back(CollectReport(FolderName(path), loaded));
   }
   const std::string page = ReportPage(reports);
-  KVB_RETURN_IF_ERROR(base::WriteFileAtomic(flags.out, page));
+  KVB_RETURN_IF_ERROR(InFile(flags.out, base::WriteFileAtomic(flags.out, page)));
   KVB_RETURN_IF_ERROR(output.Emit(
       {{"schema", "kvbridge.report/v1"},
        {"out", flags.out},

@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 
 #include "client/cli/commands.h"
+#include "client/cli/printable.h"
 #include "client/cli/route_table.h"
 #include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
@@ -48,7 +49,7 @@ std::string Line(const v1::WatchEventsResponse& response) {
     const v1::RouteEvent& event = response.route_event();
     return absl::StrCat(Time(event.time()), "  ", event.pair(), "  ", event.what(), ": ",
                         event.from(), " -> ", event.to(), " (", event.cause(), ")  ",
-                        Printable(event.detail()));
+                        event.detail());
   }
   const v1::DecisionEvent& event = response.event();
   const std::string outcome = EnumWord(v1::Outcome_Name(event.outcome()), "OUTCOME_");
@@ -56,9 +57,9 @@ std::string Line(const v1::WatchEventsResponse& response) {
       event.reason() == v1::REASON_UNSPECIFIED
           ? absl::StrCat(event.covered_tokens(), " of ", event.tokens(), " tokens")
           : absl::StrCat(EnumWord(v1::Reason_Name(event.reason()), "REASON_"), "  ",
-                         Printable(event.detail()));
+                         event.detail());
   return absl::StrFormat("%s  %s  %s  %.1f ms  %s  %s", Time(event.time()), event.pair(), outcome,
-                         event.total_ms(), Printable(event.request_id()), why);
+                         event.total_ms(), event.request_id(), why);
 }
 
 }  // namespace
@@ -82,7 +83,7 @@ absl::StatusOr<ExitCode> RunRoutesSet(const RouteFlags& flags, const Output& out
                                {"route", flags.route},
                                {"previous", before},
                                {"stage", after},
-                               {"circuit", OrDash(flags.circuit)}};
+                               {"circuit", flags.circuit}};
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool) {
     return RenderFields({{"route", flags.route},
                          {"stage", absl::StrCat(before, " -> ", after)},
@@ -97,7 +98,7 @@ absl::StatusOr<ExitCode> RunEventsTail(const RouteFlags& flags, const Output& ou
   KVB_RETURN_IF_ERROR(client->WatchEvents(
       flags.route,
       [&output](const v1::WatchEventsResponse& response) -> absl::Status {
-        return output.EmitLine(wire::EventJson(response), Line(response));
+        return output.EmitLine(wire::EventJson(response), Printable(Line(response)));
       },
       stop));
   return ExitCode::kOk;

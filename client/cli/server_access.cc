@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "CLI/CLI.hpp"
@@ -26,6 +28,22 @@ absl::StatusOr<client::TlsOptions> ReadTls(const ServerAccess& access) {
   return tls;
 }
 
+// As a validator it answers what is wrong. gRPC would look up whatever it is in the DNS.
+std::string AddressDefect(const std::string& text) {
+  for (const char* scheme : {"unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:"}) {
+    if (absl::StartsWith(text, scheme)) return "";
+  }
+  const size_t colon = text.rfind(':');
+  int port = 0;
+  const bool good = colon != std::string::npos && colon > 0 && !absl::StrContains(text, "/") &&
+                    absl::SimpleAtoi(text.substr(colon + 1), &port) && port > 0 && port < 65536;
+  if (good) return "";
+  const bool path = absl::StrContains(text, "/") && !absl::StrContains(text, "://");
+  return absl::StrCat("expected host:port or unix:/path.sock, got ",
+                      text.empty() ? "nothing" : text,
+                      path ? absl::StrCat(" (did you mean unix:", text, "?)") : "");
+}
+
 }  // namespace
 
 absl::Duration ServerAccess::Timeout(absl::Duration otherwise) const {
@@ -34,7 +52,8 @@ absl::Duration ServerAccess::Timeout(absl::Duration otherwise) const {
 
 CLI::Option* AddServerFlags(CLI::App* app, ServerAccess& access) {
   CLI::Option* server =
-      app->add_option("--server", access.address, "Address: host:port or unix:/path.sock");
+      app->add_option("--server", access.address, "Address: host:port or unix:/path.sock")
+          ->check(&AddressDefect);
   CLI::Option* ca =
       app->add_option("--ca-file", access.ca_file, "Authorities of its certificate: speak TLS")
           ->type_name(usage::kFile)

@@ -1,5 +1,6 @@
 // Commands that only ask a server.
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -23,6 +24,16 @@ std::string ArtifactTable(const v1::ListArtifactsResponse& response, bool color)
                   OrDash(info.last_error())});
   }
   return table.Render(color);
+}
+
+// As other documents name it: an artifact's digest.
+absl::StatusOr<base::Json> ArtifactsDocument(const v1::ListArtifactsResponse& response) {
+  KVB_ASSIGN_OR_RETURN(base::Json document, ToDocument("kvbridge.artifacts/v1", response));
+  for (base::Json& artifact : document["artifacts"]) {
+    artifact["artifact_digest"] = std::move(artifact["digest"]);
+    artifact.erase("digest");
+  }
+  return document;
 }
 
 }  // namespace
@@ -51,7 +62,7 @@ absl::StatusOr<ExitCode> RunArtifactLoad(const ServerFlags& flags, const Output&
   KVB_ASSIGN_OR_RETURN(*loaded.add_artifacts(),
                        client->LoadArtifact(flags.route, flags.path,
                                             flags.server.Timeout(client::Client::kLoadTimeout)));
-  KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.artifacts/v1", loaded));
+  KVB_ASSIGN_OR_RETURN(const base::Json document, ArtifactsDocument(loaded));
   KVB_RETURN_IF_ERROR(
       output.Emit(document, [&](bool color) { return ArtifactTable(loaded, color); }));
   return ExitCode::kOk;
@@ -71,7 +82,7 @@ absl::StatusOr<ExitCode> RunArtifactList(const ServerFlags& flags, const Output&
   KVB_ASSIGN_OR_RETURN(auto client, Connect(flags.server));
   KVB_ASSIGN_OR_RETURN(const v1::ListArtifactsResponse list,
                        client->ListArtifacts(flags.server.Timeout()));
-  KVB_ASSIGN_OR_RETURN(const base::Json document, ToDocument("kvbridge.artifacts/v1", list));
+  KVB_ASSIGN_OR_RETURN(const base::Json document, ArtifactsDocument(list));
   KVB_RETURN_IF_ERROR(
       output.Emit(document, [&](bool color) { return ArtifactTable(list, color); }));
   return ExitCode::kOk;

@@ -17,7 +17,8 @@ absl::StatusOr<model::ModelSpec> FromProto(const v1::ModelSpec& spec, absl::stri
 
 // A response as its documented JSON form: proto field names, enums by name, defaults written out.
 absl::StatusOr<base::Json> ToJson(const google::protobuf::Message& message);
-// The same under the name that the document has.
+// A document of that name with what the response says: enums by their words, as EnumWord has them
+// ("" where unspecified), and integers as numbers.
 absl::StatusOr<base::Json> ToDocument(const char* schema, const google::protobuf::Message& message);
 
 // ROUTE_STAGE_LIVE without ROUTE_STAGE_, as people read it: live.

@@ -7,6 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "client/cli/printable.h"
+
 namespace kvbridge::cli {
 namespace {
 
@@ -44,6 +46,11 @@ std::string Line(const std::vector<std::string>& cells, const std::vector<size_t
 
 }  // namespace
 
+void Table::AddRow(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = Printable(cell);
+  rows_.push_back(std::move(cells));
+}
+
 std::string Table::Render(bool bold_header) const {
   std::vector<size_t> widths(header_.size());
   std::vector<bool> right(header_.size());
@@ -66,26 +73,9 @@ std::string RenderFields(const std::vector<std::pair<std::string, std::string>>&
   std::string text;
   for (const auto& [name, value] : fields) {
     if (value.empty()) continue;
-    absl::StrAppend(&text, name, std::string(width - Width(name) + 2, ' '), value, "\n");
+    absl::StrAppend(&text, name, std::string(width - Width(name) + 2, ' '), Printable(value), "\n");
   }
   return text;
-}
-
-std::string Printable(absl::string_view text) {
-  constexpr char kReplacement[] = "\xef\xbf\xbd";
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<uint8_t>(text[i]);
-    const auto next = i + 1 < text.size() ? static_cast<uint8_t>(text[i + 1]) : uint8_t{0};
-    const bool c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;  // one character of two bytes
-    if (byte < 0x20 || byte == 0x7f || c1) {
-      out += kReplacement;
-      i += c1 ? 1 : 0;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
 }
 
 std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }

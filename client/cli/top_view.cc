@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "client/cli/printable.h"
 #include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
 
@@ -48,7 +49,7 @@ std::vector<std::string> Row(const std::string& name, const std::string& stage,
                              const std::string& circuit, const Decisions& decisions,
                              const TopFrame& frame, const std::string& note) {
   const TopWindow::Reading& reading = frame.reading;
-  return {Printable(name),
+  return {name,
           OrDash(stage),
           OrDash(circuit),
           absl::StrFormat("%.1f", reading.PerSecond(decisions.all())),
@@ -57,7 +58,7 @@ std::vector<std::string> Row(const std::string& name, const std::string& stage,
           Figure(decisions.p50_ms),
           Figure(decisions.p99_ms),
           OrDash(decisions.last_reason),
-          OrDash(Printable(note))};
+          OrDash(note)};
 }
 
 std::string State(const v1::HealthResponse& health) {

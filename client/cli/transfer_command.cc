@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "client/cli/commands.h"
+#include "client/cli/flag_file.h"
 #include "client/cli/handoff.h"
 #include "client/cli/progress.h"
 #include "client/cli/transfer_report.h"
@@ -21,12 +22,13 @@ absl::Status WriteCovered(const std::string& path, int64_t covered, artifact::Ca
   answer.view.tokens = covered;
   answer.positions.resize(static_cast<size_t>(covered));
   if (!answer.token_ids.empty()) answer.token_ids.resize(static_cast<size_t>(covered));
-  return artifact::WriteCacheFile(path, answer);
+  return InFile(path, artifact::WriteCacheFile(path, answer));
 }
 
 absl::StatusOr<TransferReport> Transfer(const TransferFlags& flags, const HandoffRequest& request,
                                         const Output& output, const std::stop_token& stop) {
-  KVB_ASSIGN_OR_RETURN(const artifact::CacheFile source, artifact::ReadCacheFile(flags.in));
+  KVB_ASSIGN_OR_RETURN(const artifact::CacheFile source,
+                       InFile(flags.in, artifact::ReadCacheFile(flags.in)));
   KVB_ASSIGN_OR_RETURN(const auto handoff, OpenHandoff(flags.by, source.view.tokens, output));
   artifact::CacheFile answer = AnswerFor(handoff->target(), source);
   absl::StatusOr<TransferReport> report;
@@ -69,7 +71,7 @@ absl::StatusOr<ExitCode> RunTransfer(const TransferFlags& flags, const Output& o
   if (report.reason == "unproven_pair" && flags.by.server.address.empty()) {
     output.Note("the artifact has no passing evidence; --allow-unproven maps all the same");
   }
-  return ExitCodeForFallback(report.outcome, report.reason, flags.fail_on_fallback);
+  return ExitCodeForFallback(report.outcome, report.reason, report.refused, flags.fail_on_fallback);
 }
 
 }  // namespace kvbridge::cli

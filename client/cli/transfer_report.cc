@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "client/cli/output.h"
 #include "client/cli/spec_convert.h"
 #include "client/cli/table.h"
 #include "client/cpp/router_words.h"
@@ -43,6 +44,10 @@ TransferReport ReportOf(const client::TransferResult& result, int64_t tokens) {
   report.reason = result.reason;
   report.reason_class = result.reason_class;
   report.detail = result.detail;
+  if (result.call_status != absl::StatusCode::kOk) {
+    report.call_status = CodeWord(result.call_status);
+  }
+  report.refused = result.refused();
   report.tokens = tokens;
   report.covered_tokens = result.covered_tokens;
   report.artifact_digest = decision.artifact_digest();
@@ -78,6 +83,7 @@ base::Json ToJson(const TransferReport& report) {
           {"reason", report.reason},
           {"reason_class", report.reason_class},
           {"detail", report.detail},
+          {"call_status", report.call_status},
           {"tokens", report.tokens},
           {"covered_tokens", report.covered_tokens},
           {"artifact_digest", report.artifact_digest},
@@ -101,6 +107,7 @@ base::Json ToJson(const TransferReport& report) {
 std::string ToText(const TransferReport& report) {
   std::string why = report.reason;
   if (!report.reason_class.empty()) absl::StrAppend(&why, " (", report.reason_class, ")");
+  if (report.refused) absl::StrAppend(&why, ", ", report.call_status);
   std::string stages;
   for (const auto& [stage, seconds] : report.stage_seconds) {
     if (seconds == 0) continue;

@@ -19,6 +19,8 @@ struct TransferReport {
   std::string reason;
   std::string reason_class;
   std::string detail;
+  std::string call_status;  // of gRPC, "unavailable", where there was no decision; else empty
+  bool refused = false;     // the server does not let this caller in
   int64_t tokens = 0;
   int64_t covered_tokens = 0;
   std::string artifact_digest;

@@ -6,10 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
 #include "client/cli/commands.h"
+#include "client/cli/flag_file.h"
+#include "client/cli/suggest.h"
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
 #include "core/usage/completion.h"
@@ -17,6 +20,8 @@
 
 namespace kvbridge::cli {
 namespace {
+
+constexpr char kProgram[] = "kvbridge";
 
 absl::StatusOr<std::vector<std::string>> WritePages(const std::vector<usage::ManPage>& pages,
                                                     const std::filesystem::path& dir) {
@@ -27,10 +32,32 @@ absl::StatusOr<std::vector<std::string>> WritePages(const std::vector<usage::Man
   }
   std::vector<std::string> written;
   for (const usage::ManPage& page : pages) {
-    KVB_RETURN_IF_ERROR(base::WriteFileAtomic(dir / page.file, page.text));
-    written.push_back((dir / page.file).string());
+    const std::string path = (dir / page.file).string();
+    KVB_RETURN_IF_ERROR(InFile(path, base::WriteFileAtomic(path, page.text)));
+    written.push_back(path);
   }
   return written;
+}
+
+// {"routes", "set"} -> "kvbridge-routes-set"
+std::string PageNamed(const std::vector<std::string>& words) {
+  const std::string name = absl::StrJoin(words, "-");
+  if (name.empty()) return kProgram;
+  return absl::StartsWith(name, kProgram) ? name : absl::StrCat(kProgram, "-", name);
+}
+
+absl::Status NoPage(const std::string& name, const std::vector<usage::ManPage>& pages) {
+  if (name == "kvbridged") {
+    return absl::NotFoundError("page: kvbridged prints its own: kvbridged --man-page | man -l -");
+  }
+  std::vector<std::string> names;
+  for (const usage::ManPage& page : pages) {
+    names.push_back(page.file.substr(0, page.file.rfind('.')));
+  }
+  const std::string nearest = NearestWord(name, names);
+  return absl::NotFoundError(
+      absl::StrCat("page: expected a command, got ", name,
+                   nearest.empty() ? "" : absl::StrCat(" (did you mean ", nearest, "?)")));
 }
 
 }  // namespace
@@ -45,13 +72,11 @@ absl::StatusOr<ExitCode> RunMan(const ManFlags& flags, const usage::CommandTree&
     }));
     return ExitCode::kOk;
   }
-  const std::string file = absl::StrCat(flags.page, ".1");
-  const auto page = std::find_if(pages.begin(), pages.end(),
-                                 [&file](const usage::ManPage& p) { return p.file == file; });
-  if (page == pages.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("page: expected one that kvbridge man names, got ", flags.page));
-  }
+  const std::string name = PageNamed(flags.page);
+  const auto page = std::find_if(pages.begin(), pages.end(), [&name](const usage::ManPage& p) {
+    return p.file == absl::StrCat(name, ".1");
+  });
+  if (page == pages.end()) return NoPage(name, pages);
   KVB_RETURN_IF_ERROR(
       output.Emit({{"schema", "kvbridge.man/v1"}, {"file", page->file}, {"text", page->text}},
                   [&page](bool) { return page->text; }));

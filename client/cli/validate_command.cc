@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 
 #include "client/cli/commands.h"
+#include "client/cli/flag_file.h"
 #include "client/cli/local_models.h"
 #include "client/cli/progress.h"
 #include "client/cli/table.h"
@@ -56,7 +57,7 @@ std::string ChecksText(const evidence::Judgement& judgement, bool color) {
 
 absl::StatusOr<evidence::Gate> ReadGate(const std::string& path) {
   constexpr uint64_t kMaxGateBytes = uint64_t{64} << 10;
-  KVB_ASSIGN_OR_RETURN(const std::string text, base::ReadFile(path, kMaxGateBytes));
+  KVB_ASSIGN_OR_RETURN(const std::string text, InFile(path, base::ReadFile(path, kMaxGateBytes)));
   return evidence::ParseGate(text, path);
 }
 
@@ -82,7 +83,8 @@ absl::StatusOr<std::string> Record(const ValidateFlags& flags, const evidence::E
 absl::StatusOr<ExitCode> RunValidate(const ValidateFlags& flags, const Output& output,
                                      const std::stop_token& stop) {
   KVB_ASSIGN_OR_RETURN(const evidence::Gate gate, ReadGate(flags.gate));
-  KVB_ASSIGN_OR_RETURN(const evidence::EvidenceRun run, evidence::ReadRun(flags.run));
+  KVB_ASSIGN_OR_RETURN(const evidence::EvidenceRun run,
+                       InFile(flags.run, evidence::ReadRun(flags.run)));
   const Progress progress(absl::StrCat("judging ", flags.run), output.quiet());
   const evidence::RunSummary summary = evidence::Summarize(run);
   const evidence::Judgement judgement = evidence::Judge(gate, run, summary);
@@ -93,7 +95,7 @@ absl::StatusOr<ExitCode> RunValidate(const ValidateFlags& flags, const Output& o
       {"schema", "kvbridge.validate/v1"},
       {"verdict", verdict},
       {"artifact", flags.artifact},
-      {"digest", digest},
+      {"artifact_digest", digest},
       {"recorded", !flags.dry_run},
       {"kl_nats", found.kl_nats ? base::Json(*found.kl_nats) : nullptr},
       {"gap_recovered", found.gap_recovered ? base::Json(*found.gap_recovered) : nullptr},
@@ -111,7 +113,7 @@ absl::StatusOr<ExitCode> RunValidate(const ValidateFlags& flags, const Output& o
 absl::StatusOr<ExitCode> RunValidateScore(const ScoreFlags& flags, const Output& output) {
   KVB_ASSIGN_OR_RETURN(auto pool, base::WorkerPool::Create({}));
   KVB_ASSIGN_OR_RETURN(const evidence::SequenceScores scores,
-                       evidence::ScoreLogits(flags.file, pool.get()));
+                       InFile(flags.file, evidence::ScoreLogits(flags.file, pool.get())));
   const base::Json document = evidence::ToJson(scores);
   KVB_RETURN_IF_ERROR(output.Emit(document, [&](bool color) {
     Table table({"VARIANT", "KL, NATS", "TOP-1", "NLL"});
@@ -128,7 +130,7 @@ absl::StatusOr<ExitCode> RunValidateScore(const ScoreFlags& flags, const Output&
 absl::StatusOr<ExitCode> RunValidateChoose(const ChooseFlags& flags, const Output& output) {
   std::vector<evidence::EvidenceRun> runs;
   for (const std::string& path : flags.runs) {
-    KVB_ASSIGN_OR_RETURN(runs.emplace_back(), evidence::ReadRun(path));
+    KVB_ASSIGN_OR_RETURN(runs.emplace_back(), InFile(path, evidence::ReadRun(path)));
   }
   KVB_ASSIGN_OR_RETURN(const evidence::Choice choice, evidence::Choose(runs));
   base::Json comparisons = base::Json::array();
@@ -179,7 +181,8 @@ absl::StatusOr<ExitCode> RunValidateRandomMap(const RandomMapFlags& flags, const
       artifact::SaveArtifact(flags.out, evidence::RandomMap(*loaded.mapper, flags.seed), provenance,
                              {.pool = pool.get(), .before_commit = go_on}));
   KVB_RETURN_IF_ERROR(output.Emit(
-      {{"schema", "kvbridge.random-map/v1"}, {"out", flags.out}, {"digest", digest}}, [&](bool) {
+      {{"schema", "kvbridge.random-map/v1"}, {"out", flags.out}, {"artifact_digest", digest}},
+      [&](bool) {
         return RenderFields({{"out", flags.out}, {"digest", digest}});
       }));
   return ExitCode::kOk;

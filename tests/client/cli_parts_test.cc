@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 
 #include "client/cli/exit_code.h"
+#include "client/cli/flag_file.h"
+#include "client/cli/spec_convert.h"
 #include "client/cli/suggest.h"
 #include "client/cli/table.h"
+#include "kvbridge/v1/plan.pb.h"
+#include "kvbridge/v1/transfer.pb.h"
 
 namespace kvbridge::cli {
 namespace {
@@ -33,6 +37,44 @@ TEST(TableTest, FieldsWithoutAValueAreLeftOut) {
   EXPECT_EQ(RenderFields({{"a", "1"}, {"longer", ""}, {"bcd", "2"}}), "a    1\nbcd  2\n");
 }
 
+TEST(InFileTest, AnErrorNamesTheWholePathOnce) {
+  const auto text = [](const char* path, const char* message) {
+    return std::string(InFile(path, absl::NotFoundError(message)).message());
+  };
+  EXPECT_EQ(text("/a/in", "open in: No such file"), "open /a/in: No such file");
+  EXPECT_EQ(text("/etc/passwd", "passwd: header length: expected 1, got 2"),
+            "/etc/passwd: header length: expected 1, got 2");
+  EXPECT_EQ(text("/a/x", "artifact folder: does not exist"),
+            "/a/x: artifact folder: does not exist");
+  EXPECT_EQ(text("/a/in", "opening in there: in: bad"), "opening in there: /a/in: bad");
+  EXPECT_EQ(text("/a/in", "/a/in: expected a model"), "/a/in: expected a model");
+  EXPECT_EQ(text("/a/b/", "nothing there"), "/a/b/: nothing there");
+  EXPECT_EQ(InFile("/a/in", absl::DataLossError("in: bad")), absl::DataLossError("/a/in: bad"));
+  EXPECT_TRUE(InFile("/a/in", absl::OkStatus()).ok());
+}
+
+TEST(DocumentTest, SaysEnumsByTheirWordsAndCountsAsNumbers) {
+  v1::HealthResponse health;
+  health.set_state(v1::SERVER_STATE_READY);
+  v1::RouteHealth& route = *health.add_routes();
+  route.set_route("a");
+  route.set_circuit(v1::CIRCUIT_STATE_HALF_OPEN);
+  const base::Json document = ToDocument("kvbridge.health/v1", health).value();
+  EXPECT_EQ(document["schema"], "kvbridge.health/v1");
+  EXPECT_EQ(document["state"], "ready");
+  EXPECT_EQ(document["routes"][0]["circuit"], "half_open");
+  EXPECT_EQ(document["routes"][0]["stage"], "");
+
+  v1::PlanResponse plan;
+  plan.set_reason(v1::REASON_LATENCY_BUDGET);
+  plan.set_bytes_in(int64_t{1} << 40);
+  plan.mutable_map_seconds()->set_value(0.5);
+  const base::Json planned = ToDocument("kvbridge.plan/v1", plan).value();
+  EXPECT_EQ(planned["reason"], "latency_budget");
+  EXPECT_EQ(planned["bytes_in"], int64_t{1} << 40);
+  EXPECT_EQ(planned["map_seconds"]["value"], 0.5);
+}
+
 TEST(ExitCodeTest, EveryErrorHasItsNumber) {
   EXPECT_EQ(ExitCodeFor(absl::InvalidArgumentError("")), ExitCode::kBadInput);
   EXPECT_EQ(ExitCodeFor(absl::DataLossError("")), ExitCode::kBadInput);
@@ -46,7 +88,7 @@ TEST(ExitCodeTest, EveryErrorHasItsNumber) {
 
 TEST(ExitCodeTest, FallbacksByPolicyAreAnswers) {
   const auto code = [](const char* outcome, const char* reason, bool fail) {
-    return ExitCodeForFallback(outcome, reason, fail);
+    return ExitCodeForFallback(outcome, reason, /*refused=*/false, fail);
   };
   EXPECT_EQ(code("fallback_reprefill", "latency_budget", false), ExitCode::kOk);
   EXPECT_EQ(code("fallback_reprefill", "latency_budget", true), ExitCode::kGateFailed);
@@ -54,6 +96,8 @@ TEST(ExitCodeTest, FallbacksByPolicyAreAnswers) {
   EXPECT_EQ(code("fallback_reprefill", "unreachable", false), ExitCode::kUnreachable);
   EXPECT_EQ(code("fallback_reprefill", "token_limit", false), ExitCode::kResources);
   EXPECT_EQ(code("fallback_reprefill", "artifact_integrity", false), ExitCode::kBadInput);
+  EXPECT_EQ(ExitCodeForFallback("fallback_reprefill", "unreachable", /*refused=*/true, false),
+            ExitCode::kBadInput);
 }
 
 }  // namespace

@@ -118,15 +118,73 @@ TEST_F(CliTest, UsageErrorsAreTwoAndNameTheNearestWord) {
   expect("version --formt=json", "unknown option --formt (did you mean --format?)");
   expect("version --format xml", "--format");
   expect("transfer --in a --out b", "--artifact DIR or --server ADDR");
-  expect("transfer --in a --out b --server c", "--route");
-  expect("transfer --in a --out b --artifact c --server d --route e", "excludes");
+  expect("transfer --in a --out b --server c:1", "--route");
+  expect("transfer --in a --out b --artifact c --server d:1 --route e", "excludes");
   expect("plan --artifact a", "--prompt-tokens");
   expect("inspect", "an artifact folder or --config");
   expect("health", "--server");
+  expect("routes set", "; see kvbridge routes set --help");
+  expect("routes set r --server a:1", "--stage or --circuit is required");
+  expect("fit accumulate s -o m --shard 3/2", "--shard: expected I/N with I from 1 to N, got 3/2");
+  for (const char* weight : {"code", "=1", "code=", "code=0", "code=-1", "code=nan", "code=x"}) {
+    expect(std::string("fit accumulate s -o m --domain-weight ") + weight,
+           std::string("--domain-weight: expected DOMAIN=WEIGHT with a weight above 0, got ") +
+               weight);
+  }
+  expect("health --server /run/k.sock",
+         "--server: expected host:port or unix:/path.sock, got /run/k.sock (did you mean "
+         "unix:/run/k.sock?); see kvbridge health --help");
+  for (const char* address :
+       {"localhost", "host:", "host:x", "host:70000", ":1", "http://host:1"}) {
+    expect(std::string("health --server ") + address,
+           std::string("--server: expected host:port or unix:/path.sock, got ") + address + ";");
+  }
   const Finished json = Run("health --format json");
   EXPECT_EQ(json.code, 2);
   EXPECT_EQ(json.error()["schema"], "kvbridge.error/v1");
   EXPECT_EQ(json.error()["exit_code"], 2);
+}
+
+// A word that is a command elsewhere, too.
+TEST_F(CliTest, WhatFollowsACommandIsTheCommands) {
+  EXPECT_THAT(Run("man transfer").out, StartsWith(".TH KVBRIDGE\\-TRANSFER 1 "));
+  EXPECT_EQ(Run("man routes set").out, Run("man kvbridge-routes-set").out);
+  EXPECT_EQ(Run("man").out, Run("man kvbridge").out);
+  const Finished unknown = Run("man routes sett");
+  EXPECT_EQ(unknown.code, 3);
+  EXPECT_THAT(unknown.err, HasSubstr("kvbridge-routes-sett (did you mean kvbridge-routes-set?)"));
+  EXPECT_THAT(Run("man kvbridged").err, HasSubstr("kvbridged --man-page"));
+  EXPECT_THAT(Run("inspect transfer").err, StartsWith("kvbridge: transfer: artifact folder"));
+}
+
+TEST_F(CliTest, ErrorsNameTheFileAsItWasGiven) {
+  const auto expect = [&](const std::string& arguments, const std::string& message) {
+    const Finished run = Run(arguments);
+    EXPECT_EQ(run.code, 3) << arguments;
+    EXPECT_EQ(run.err, "kvbridge: " + message + "\n") << arguments;
+  };
+  const std::string artifact = std::string(" --artifact ") + kArtifact;
+  expect("inspect /nowhere/a", "/nowhere/a: artifact folder: does not exist or is no folder");
+  expect("inspect --config /nowhere/c", "open /nowhere/c: No such file or directory");
+  expect("plan --fit /nowhere/f", "open /nowhere/f: No such file or directory");
+  expect("transfer --in /nowhere/i --out " + Path("o") + artifact,
+         "open /nowhere/i: No such file or directory");
+  expect("validate r --gate /nowhere/g" + artifact, "open /nowhere/g: No such file or directory");
+  expect("artifact convert /nowhere/a " + Path("o"),
+         "/nowhere/a: expected an artifact folder, got none");
+  expect("fit /nowhere/s -o " + Path("o"),
+         "/nowhere/s: expected a folder of shards: No such file or directory");
+  expect("fit solve --moments /nowhere/m -o " + Path("o"),
+         "open /nowhere/m: No such file or directory");
+  expect("version --output /nowhere/v", "create /nowhere/v: No such file or directory");
+}
+
+// The name of a file may be any bytes.
+TEST_F(CliTest, AnErrorAboutAnyFileIsJson) {
+  const Finished run = Run("--format json inspect $(printf 'a\\377\\033')");
+  EXPECT_EQ(run.code, 3);
+  EXPECT_EQ(run.error()["message"],
+            "a\xef\xbf\xbd\x1b: artifact folder: does not exist or is no folder");
 }
 
 TEST_F(CliTest, HelpIsNoError) {
@@ -285,7 +343,7 @@ TEST_F(CliTest, PlanWithoutAServerKnowsSizesOnly) {
       Run(std::string("plan --format json --prompt-tokens 1000 --artifact ") + kArtifact);
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.json()["schema"], "kvbridge.plan/v1");
-  EXPECT_EQ(run.json()["covered_tokens"], "999");
+  EXPECT_EQ(run.json()["covered_tokens"], 999);
   EXPECT_EQ(run.json()["map_seconds"]["source"], "unmeasured");
 }
 

@@ -60,11 +60,11 @@ TEST_F(FitCliTest, TheTableSaysWhatWasChosenAndWhy) {
 
 TEST_F(FitCliTest, OneStepOrTwoGiveTheSameDigest) {
   ASSERT_EQ(Run(std::string("fit ") + kShards + " -q --format json -o " + Path("a")), 0);
-  const Json whole = json()["digest"];
+  const Json whole = json()["artifact_digest"];
   ASSERT_EQ(Run(std::string("fit accumulate ") + kShards + " -q -o " + Path("m")), 0);
   ASSERT_EQ(
       Run("fit solve --threads 1 -q --format json --moments " + Path("m") + " -o " + Path("b")), 0);
-  EXPECT_EQ(json()["digest"], whole);
+  EXPECT_EQ(json()["artifact_digest"], whole);
 }
 
 TEST_F(FitCliTest, WhatFailedInTheSolveResumesFromItsMoments) {
@@ -75,9 +75,9 @@ TEST_F(FitCliTest, WhatFailedInTheSolveResumesFromItsMoments) {
   EXPECT_EQ(Run(fit + " --resume --seed 9"), 3);
   EXPECT_THAT(err(), HasSubstr("expected moments of these shards and settings"));
   ASSERT_EQ(Run(fit + " --resume"), 0) << err();
-  const Json resumed = json()["digest"];
+  const Json resumed = json()["artifact_digest"];
   ASSERT_EQ(Run(fit + " --overwrite"), 0);
-  EXPECT_EQ(json()["digest"], resumed);
+  EXPECT_EQ(json()["artifact_digest"], resumed);
 }
 
 TEST_F(FitCliTest, AFolderThatIsThereIsNotReplacedUnasked) {
@@ -103,7 +103,7 @@ TEST_F(FitCliTest, FlagsThatDoNotReadAreUsageErrorsBeforeAnyWork) {
     EXPECT_THAT(err(), HasSubstr(std::string("expected I/N with I from 1 to N, got ") + machine));
   }
   EXPECT_EQ(Run(accumulate + " --domain-weight code=much"), 2);
-  EXPECT_THAT(err(), HasSubstr("expected DOMAIN=WEIGHT, got code=much"));
+  EXPECT_THAT(err(), HasSubstr("expected DOMAIN=WEIGHT with a weight above 0, got code=much"));
   EXPECT_FALSE(fs::exists(Path("m")));
   ASSERT_EQ(Run(accumulate + " -q --format json --dry-run --shard 2/2"), 0) << err();
   EXPECT_EQ(json()["sequences"], 3);

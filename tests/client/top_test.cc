@@ -143,16 +143,6 @@ TEST(TopViewTest, TextFromAServerCannotDriveTheTerminal) {
   EXPECT_THAT(TopText(frame, false), Not(HasSubstr("\x1b")));
 }
 
-TEST(PrintableTest, ControlCharactersAreReplaced) {
-  EXPECT_EQ(Printable("größer → 1"), "größer → 1");
-  EXPECT_EQ(Printable("a\x1b\n\x7f"), "a\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
-  EXPECT_EQ(Printable("\xc2\x9b"
-                      "2J"),
-            "\xef\xbf\xbd"
-            "2J");  // CSI as one character
-  EXPECT_EQ(Printable("\xc2\xa0"), "\xc2\xa0");
-}
-
 TEST(ClipTest, LinesAreCutAndCodesTakeNoRoom) {
   EXPECT_EQ(Clip("abcdef\n\nxyz\nlast", 3, 4), "abcd\n\nxyz");
   EXPECT_EQ(Clip("\x1b[1mabcdef\x1b[0m", 1, 3), "\x1b[1mabc\x1b[0m");

@@ -115,16 +115,16 @@ def test_a_verdict_goes_into_the_manifest_and_is_obeyed(measured, tmp_path):
     assert answer["verdict"] == "PASS"
     after = kvbridge("inspect", judged)
     assert (before["verdict"], after["verdict"]) == ("UNPROVEN", "PASS")
-    assert after["digest"] == answer["digest"] != before["digest"]
+    assert after["artifact_digest"] == answer["artifact_digest"] != before["artifact_digest"]
     evidence = json.loads((judged / "manifest.json").read_text())["evidence"]
     assert evidence["kl_nats"] == pytest.approx(answer["kl_nats"])
     assert [tail["native_tail"] for tail in evidence["tails"]] == [1, 9]
-    assert evidence["details"]["measured_artifact"] == before["digest"]
+    assert evidence["details"]["measured_artifact"] == before["artifact_digest"]
     assert set(evidence["details"]["domains"]["kjv"]["layers"]) == {"mapped", "raw", "random"}
     lengths = evidence["details"]["lengths"]["kjv"]
     assert [point["prefix_tokens"] for point in lengths] == [32, 95]
     # The same verdict again changes nothing.
-    assert kvbridge("validate", run, "--artifact", judged, "--gate", gate)["digest"] == answer["digest"]
+    assert kvbridge("validate", run, "--artifact", judged, "--gate", gate)["artifact_digest"] == answer["artifact_digest"]
 
 
 def test_a_gate_that_is_not_passed_ends_with_1(measured, tmp_path):

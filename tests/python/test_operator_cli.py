@@ -14,9 +14,12 @@ from certificates import Pki
 from conftest import ROUTE, binary, family_spec, random_cache
 from kvbridge import CacheFile, Client, read_cache, write_cache
 from kvbridge.testing import LocalServer
+from kvbridge.v1 import transfer_pb2_grpc
 from secure_server import SecureServer
+from test_attacks import answer, connect, field, header
 
 TOKEN = "operator-token-0123456789abcdef"
+WATCHED = 'kvbridge_events_total{result="ok",sink="watch"}'
 
 
 @pytest.fixture
@@ -37,13 +40,13 @@ def listed(server, *more: str) -> dict:
 
 
 def test_a_route_is_listed_and_set(server):
-    assert listed(server)["stage"] == "ROUTE_STAGE_LIVE"
+    assert listed(server)["stage"] == "live"
     done = run("routes", "set", "pair", "--server", server.address, "--stage", "canary", "--canary-share", "0.25")
     assert done.returncode == 0 and "live -> canary" in done.stdout
-    assert listed(server)["stage"] == "ROUTE_STAGE_CANARY"
+    assert listed(server)["stage"] == "canary"
     assert run("routes", "set", "pair", "--server", server.address, "--circuit", "open").returncode == 0
     route = listed(server)
-    assert route["circuit"] == "CIRCUIT_STATE_OPEN" and route["stage"] == "ROUTE_STAGE_CANARY"
+    assert route["circuit"] == "open" and route["stage"] == "canary"
     table = run("routes", "list", "--server", server.address).stdout
     assert "CIRCUIT" in table and "canary" in table
 
@@ -142,7 +145,7 @@ def test_bench_compares_with_a_baseline(tmp_path):
 def test_a_baseline_that_cannot_be_used_is_refused_first(tmp_path):
     file = tmp_path / "base.json"
     for content, expected in (
-        (None, f"--baseline: {file}: "),
+        (None, f"--baseline: open {file}: "),
         ("{}", "schema"),
         ('{"schema": "kvbridge.plan/v1"}', "expected kvbridge.bench/v1"),
     ):
@@ -244,7 +247,7 @@ def test_what_keeps_a_command_out_is_said_by_its_flag(guarded, tmp_path):
     empty.write_text("\n")
     for flag in guarded.flags:
         missing = guarded.run("health", **{flag.strip("-").replace("-", "_"): nowhere})
-        assert missing.returncode == 3 and f"{flag}: {nowhere}: " in missing.stderr, missing
+        assert missing.returncode == 3 and f"{flag}: open {nowhere}: " in missing.stderr, missing
     nothing = guarded.run("health", token_file=str(empty))
     assert nothing.returncode == 3 and "--token-file" in nothing.stderr
     empty.write_text("secret\nsecond line")
@@ -274,4 +277,76 @@ def test_a_token_is_enough_on_a_socket_of_this_host(tmp_path):
     mine.write_text(TOKEN + "\n")
     with LocalServer(binary("KVBRIDGED"), [ROUTE], {"auth": {"tokens_file": str(tokens)}}) as server:
         assert run("routes", "list", "--server", server.address).returncode == 3
-        assert listed(server, "--token-file", str(mine))["stage"] == "ROUTE_STAGE_LIVE"
+        assert listed(server, "--token-file", str(mine))["stage"] == "live"
+
+
+@pytest.fixture
+def by_grant(tmp_path):
+    """A server where callers have some groups each, and the flags of one: granted("transfer", "plan")."""
+    made, tokens = {}, tmp_path / "tokens"
+    lines = []
+    for groups in (("plan",), ("transfer",), ("memory",)):
+        made[groups] = tmp_path / "-".join(groups)
+        made[groups].write_text("-".join(groups) + "-0123456789abcdef")
+        lines.append(f"{made[groups].read_text()} tenant {','.join(groups)}")
+    tokens.write_text("\n".join(lines))
+    with LocalServer(binary("KVBRIDGED"), [ROUTE], {"auth": {"tokens_file": str(tokens)}}) as server:
+        yield lambda *groups: ("--server", server.address, "--token-file", str(made[groups]))
+
+
+@pytest.mark.parametrize(
+    ("command", "has", "lacks"),
+    [
+        (("transfer", "--route", "pair", "--in", "IN", "--out", "OUT"), "plan", "transfer"),
+        (("bench", "--route", "pair", "--tokens", "16", "--repetitions", "1"), "plan", "transfer"),
+        (("health",), "transfer", "plan"),
+        (("plan", "--route", "pair", "--prompt-tokens", "100"), "memory", "plan"),
+        (("events", "tail"), "transfer", "plan"),
+        (("top", "--once", "--interval", "0.1"), "transfer", "plan"),
+        (("routes", "set", "pair", "--stage", "off"), "plan", "admin"),
+        (("artifact", "list"), "plan", "admin"),
+    ],
+)
+def test_a_caller_without_a_grant_is_told_which(by_grant, tmp_path, command, has, lacks):
+    write_cache(tmp_path / "IN", CacheFile(family_spec("small"), *random_cache(24), np.arange(24)))
+    done = run(*(str(tmp_path / word) if word in ("IN", "OUT") else word for word in command), *by_grant(has))
+    assert done.returncode == 3, done
+    assert f"expected a caller that is granted {lacks}, got one that is granted {has}" in done.stdout + done.stderr
+
+
+def test_a_doctor_tells_a_closed_door_from_an_empty_house(by_grant):
+    done = run("doctor", *by_grant("transfer"))
+    assert "expected a caller that is granted plan" in done.stdout and "--token-file" in done.stdout
+
+
+def test_a_port_for_health_only_is_named():
+    with LocalServer(binary("KVBRIDGED"), [ROUTE], {"listen": {"health": "127.0.0.1:0"}}) as server:
+        port = json.loads((server.folder / "ports.json").read_text())["health"]
+        done = run("health", "--server", port)
+    assert done.returncode == 5 and f"kvbridge: --server {port}: there is no such method" in done.stderr
+    assert "listen.grpc" in done.stderr
+
+
+HOSTILE = "\x1b[2J\u202e\u009b31m\u2066"
+
+
+def test_what_a_caller_writes_cannot_drive_the_terminal_of_who_watches():
+    with LocalServer(binary("KVBRIDGED"), [ROUTE]) as server, connect(server) as channel:
+        stub = transfer_pb2_grpc.KvBridgeStub(channel)
+        for form in ("table", "json"):
+            command = [binary("KVBRIDGE_CLI"), "events", "tail", "--server", server.address, "--format", form]
+            tail = subprocess.Popen(command, stdout=subprocess.PIPE)
+            sent = server.metrics()[WATCHED]
+            while server.metrics()[WATCHED] == sent:
+                answer(stub, [header(1, field("request_id", f"x{HOSTILE}y"))])
+            line = tail.stdout.readline().decode()
+            tail.kill()
+            tail.wait()
+            assert not [mark for mark in HOSTILE if mark in line and not mark.isprintable()], ascii(line)
+            if form == "json":
+                assert json.loads(line)["request_id"] == f"x{HOSTILE}y"
+
+
+def test_output_that_goes_nowhere_is_an_error():
+    done = subprocess.run(["sh", "-c", '"$0" version >&-', binary("KVBRIDGE_CLI")], capture_output=True, text=True)
+    assert done.returncode == 3 and done.stderr.startswith("kvbridge: stdout: "), done

@@ -177,7 +177,7 @@ def test_kl_on_windows_that_were_not_trained_on_falls(native, tmp_path):
     assert best.held_out < 0.97 * seen[0].held_out
     manifest = json.loads((out / "manifest.json").read_text())
     record = manifest["calibration"]["refined"]
-    assert record["base"] == kvbridge("inspect", native)["digest"]
+    assert record["base"] == kvbridge("inspect", native)["artifact_digest"]
     assert (record["taken"], record["kl_after"]) == (best.step, pytest.approx(best.held_out, abs=1e-6))
     assert manifest["evidence"] is None
     before, after = (read_safetensors(folder / "mapper.safetensors")[0] for folder in (native, out))
@@ -217,7 +217,7 @@ def test_a_refinement_that_was_stopped_goes_on(native, tmp_path):
     with pytest.raises(CaptureError, match="expected a refinement of the same settings"):
         Refine(settings(native, rate=2e-3)).run(parts)
     Refine(settings(native)).run(parts)
-    assert kvbridge("inspect", whole)["digest"] == kvbridge("inspect", parts)["digest"]
+    assert kvbridge("inspect", whole)["artifact_digest"] == kvbridge("inspect", parts)["artifact_digest"]
 
 
 @pytest.mark.parametrize(

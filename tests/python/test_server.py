@@ -310,4 +310,4 @@ def test_command_line_reports_the_digest_that_is_served(client):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     digest = {a.route: a.digest for a in client.list_artifacts()}["pair"]
-    assert json.loads(done.stdout)["digest"] == digest
+    assert json.loads(done.stdout)["artifact_digest"] == digest

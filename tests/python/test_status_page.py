@@ -60,11 +60,11 @@ def test_a_server_that_did_nothing_has_a_page_too(browser):
 def test_the_page_as_json_counts_what_happened(server):
     status = json.loads(server.get("/statusz?format=json"))
     assert status["schema"] == "kvbridge.status/v1"
-    routes = {route["name"]: route for route in status["routes"]}
+    routes = {route["route"]: route for route in status["routes"]}
     assert set(routes) == {"pair", "off", "unproven", "missing", "damaged", *map(drill, DRILLED)}
-    assert routes["drill.internal"]["note"] == "drill: 100 % of transfers fall back with internal"
+    assert routes["drill.internal"]["detail"] == "drill: 100 % of transfers fall back with internal"
     assert routes["pair"]["stage"] == "canary" and routes["pair"]["source"] == "kvbridge-family/small"
-    assert routes["damaged"]["artifact"] == "" and "mapper.safetensors" in routes["damaged"]["note"]
+    assert routes["damaged"]["artifact"] == "" and "mapper.safetensors" in routes["damaged"]["detail"]
     assert len(status["fallbacks"]) == 12 and status["fallbacks"][0]["reason"] == "overload"
     assert status["changes"][0]["to"] == "canary"
     assert status["tls"] and status["certificates"][0]["role"] == "server"

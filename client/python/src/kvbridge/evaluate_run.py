@@ -95,7 +95,7 @@ class Evaluate:
         self.source = folder_of("source", settings.source, self.manifest["source"])
         self.target = folder_of("target", settings.target, self.manifest["target"])
         same_tokenizer(self.source, self.target)
-        self.digest = str(call_kvbridge(settings.cli, "inspect", settings.artifact)["digest"])
+        self.digest = str(call_kvbridge(settings.cli, "inspect", settings.artifact)["artifact_digest"])
         self.items = list(self._items())
 
     def run(self, out: Path, progress: Callable[[Progress], None] = lambda _: None) -> Path:
@@ -219,7 +219,7 @@ class Evaluate:
     def _reverse_digest(self) -> str:
         if self.settings.reverse is None:
             return ""
-        return str(call_kvbridge(self.settings.cli, "inspect", self.settings.reverse)["digest"])
+        return str(call_kvbridge(self.settings.cli, "inspect", self.settings.reverse)["artifact_digest"])
 
     def _score(self, out: Path, folder: Path, item: _Item, logits: SequenceLogits) -> None:
         """Logits to a file, the file to the scorer, its figures into place."""

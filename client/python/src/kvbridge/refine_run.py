@@ -93,7 +93,7 @@ class Refine:
         tensors, _ = read_safetensors(settings.artifact / "mapper.safetensors")
         self.map = TrainableMap(self.manifest, tensors)
         self._fixed = {n: t for n, t in tensors.items() if n.startswith(("key_norm", "key_scale", "value_scale"))}
-        self.digest = str(call_kvbridge(settings.cli, "inspect", settings.artifact)["digest"])
+        self.digest = str(call_kvbridge(settings.cli, "inspect", settings.artifact)["artifact_digest"])
         tokenizer = self.target.tokenizer
         window = Window(settings.length, leading_token(tokenizer), settings.seed)
         passages = draw(tokenizer, settings.texts, window, settings.sequences + settings.held_out)
