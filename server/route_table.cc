@@ -361,20 +361,21 @@ absl::StatusOr<guard::RouteStage> RouteTable::SetStage(absl::string_view name,
                      guard::Name(stage)));
   }
   guard::RoutePolicy policy = now.policy;
-  policy.stage = stage;
   policy.canary_share = canary_share;
   KVB_RETURN_IF_ERROR(guard::Validate(policy));
-  KVB_RETURN_IF_ERROR(SetPolicy(now.name, policy));
+  KVB_RETURN_IF_ERROR(Take(now.name, stage, canary_share));
   deps_.changed(StageChange(now.name, now.policy.stage, stage, "operator"));
   Changed();
   return now.policy.stage;
 }
 
-absl::Status RouteTable::SetPolicy(const std::string& name, const guard::RoutePolicy& policy) {
+absl::Status RouteTable::Take(const std::string& name, guard::RouteStage stage,
+                              double canary_share) {
   base::MutexLock lock(&mutex_);
   const auto it = routes_.find(name);
   if (it == routes_.end()) return absl::NotFoundError("route: it is no longer configured");
-  it->second.policy = policy;
+  it->second.policy.stage = stage;
+  it->second.policy.canary_share = canary_share;
   return absl::OkStatus();
 }
 
@@ -408,7 +409,7 @@ void RouteTable::StepBack(const RouteSnapshot& route) {
     default:
       return;
   }
-  if (!SetPolicy(route.name, policy).ok()) return;
+  if (!Take(route.name, policy.stage, policy.canary_share).ok()) return;
   deps_.metrics->operations().SteppedBack(route.name);
   deps_.changed(StageChange(route.name, route.policy.stage, policy.stage, "quality",
                             "reports of quality are worse than the artifact's evidence"));

@@ -134,8 +134,8 @@ class RouteTable {
   absl::StatusOr<Route> Find(absl::string_view name) const;
   Choice Try(const RouteSnapshot& route) const;
   void StepBack(const RouteSnapshot& route);
-  // NOT_FOUND when it went meanwhile.
-  absl::Status SetPolicy(const std::string& name, const guard::RoutePolicy& policy);
+  // Nothing else of its policy, which a reload may have replaced. NOT_FOUND when it went meanwhile.
+  absl::Status Take(const std::string& name, guard::RouteStage stage, double canary_share);
   RouteSnapshot Snapshot(const Route& route, const std::vector<store::PairStatus>& pairs) const;
   // Warns and measures. Answers what changed, for `changed`; nothing when neither is on.
   std::optional<RouteChange> TellDrill(const std::string& pair, const guard::Drill& before,
