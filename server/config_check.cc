@@ -16,6 +16,7 @@ namespace kvbridge::server {
 namespace {
 
 constexpr int kMaxRoutes = 64;
+constexpr absl::string_view kNoRoute = "_other";  // the pair of transfers that name none
 constexpr int kMaxTenants = 256;
 constexpr int kMaxPeers = 64;
 
@@ -274,6 +275,8 @@ void CheckRoutes(const v1::Config& config, Problems& problems) {
     problems.Quoted(IsRouteName(route.name()), path + ".name", "1 to 63 characters of [a-z0-9._-]",
                     route.name());
     problems.Quoted(names.insert(route.name()).second, path + ".name", "a name used once",
+                    route.name());
+    problems.Quoted(route.name() != kNoRoute, path + ".name", "another name than _other",
                     route.name());
     problems.Quoted(!route.artifact().empty(), path + ".artifact", "a folder", route.artifact());
     problems.Quoted(route.source_config().empty() == route.target_config().empty(),

@@ -185,6 +185,10 @@ TEST(ConfigTest, ValidationNamesPathExpectedAndGot) {
             "routes[1].name: expected a name used once, got \"a\"");
   EXPECT_EQ(with("routes: [{name: A b, artifact: x}]"),
             "routes[0].name: expected 1 to 63 characters of [a-z0-9._-], got \"A b\"");
+  EXPECT_EQ(with("routes: [{name: _other, artifact: x}]"),
+            "routes[0].name: expected another name than _other, got \"_other\"");
+  EXPECT_EQ(with("routes: [{name: a, artifact: x, canary_share: 1.0000001}]"),
+            "routes[0].canary_share: expected 0 to 1, got 1.0000001");
   EXPECT_EQ(with("routes: [{name: a}]"), "routes[0].artifact: expected a folder, got \"\"");
   EXPECT_EQ(with("routes: [{name: a, artifact: x, policy: {max_abs: 0}}]"),
             "routes[0].policy.max_abs: expected a number above 0, got 0");
