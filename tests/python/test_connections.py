@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import grpc
+import pytest
 from conftest import ROUTE, binary, family_spec, random_cache
 from kvbridge import Client
 from kvbridge.testing import LocalServer
@@ -52,6 +53,17 @@ def test_a_transfer_outlives_its_connections_age(pki):
         before = local_ports(server.port)
         until(lambda: health(channel) and local_ports(server.port) - before)
         assert old.finish().outcome == types_pb2.OUTCOME_APPLIED
+
+
+def test_who_asks_for_signs_of_life_is_not_taken_for_an_attacker():
+    """Peers ask every five seconds while a prefill that they wait for takes its time."""
+    often = [("grpc.keepalive_time_ms", 3000), ("grpc.http2.max_pings_without_data", 0)]
+    with LocalServer(binary("KVBRIDGED"), [ROUTE]) as server:
+        with grpc.insecure_channel(server.address, often) as channel:
+            silent = transfer_pb2_grpc.KvBridgeStub(channel).WatchEvents(transfer_pb2.WatchEventsRequest(), timeout=16)
+            with pytest.raises(grpc.RpcError) as ended:
+                next(silent)
+    assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, ended.value.details()
 
 
 def settings_of(server: LocalServer) -> dict[int, int]:
