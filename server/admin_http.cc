@@ -1,7 +1,9 @@
 #include "server/admin_http.h"
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include <arpa/inet.h>
 
 #include "core/base/status_macros.h"
 
@@ -25,6 +27,15 @@ StatusView ViewOf(absl::string_view query) {
     if (part == "refresh=off") view.refresh = false;
   }
   return view;
+}
+
+// Whether a page was asked for by this host's address. A browser that was led here says the name
+// of whoever led it.
+bool ByAddress(const std::string& host) {
+  in6_addr address{};
+  return host.empty() || absl::EqualsIgnoreCase(host, "localhost") ||
+         inet_pton(AF_INET, host.c_str(), &address) == 1 ||
+         inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }
 
 bool IsProbe(const HttpRequest& request) {
@@ -58,8 +69,14 @@ HttpAnswer AdminHttp::Route(const HttpRequest& request) const {
   if (path == "/version") return {.type = kJson, .body = sources_.version()};
   for (const char* local : {"/configz", "/artifactz", "/eventz", "/statusz"}) {
     if (path != local) continue;
-    if (request.from_loopback) return LocalPage(request);
-    return {.code = 403, .body = absl::StrCat(path, " is served to loopback only\n")};
+    if (!request.from_loopback) {
+      return {.code = 403, .body = absl::StrCat(path, " is served to loopback only\n")};
+    }
+    if (!ByAddress(request.host)) {
+      return {.code = 403,
+              .body = absl::StrCat(path, " is served at localhost or an address, not at a name\n")};
+    }
+    return LocalPage(request);
   }
   return {.code = 404,
           .body =

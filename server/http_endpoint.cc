@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -64,6 +66,17 @@ int PortOf(const UniqueFd& socket) {
   getsockname(socket.get(), reinterpret_cast<sockaddr*>(&name), &size);
   return ntohs(name.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(name).sin_port
                                          : reinterpret_cast<sockaddr_in6&>(name).sin6_port);
+}
+
+// "127.0.0.1:9464" -> "127.0.0.1", "[::1]:9464" -> "::1"
+std::string HostOf(absl::string_view head) {
+  for (absl::string_view line : absl::StrSplit(head, "\r\n")) {
+    if (!absl::StartsWithIgnoreCase(line, "host:")) continue;
+    line = absl::StripAsciiWhitespace(line.substr(line.find(':') + 1));
+    if (absl::ConsumePrefix(&line, "[")) return std::string(line.substr(0, line.find(']')));
+    return std::string(line.substr(0, line.find(':')));
+  }
+  return "";
 }
 
 absl::StatusOr<UniqueFd> Listen(const std::string& host, int port) {
@@ -138,6 +151,7 @@ struct HttpEndpoint::Connection {
             absl::StrSplit(words[1], absl::MaxSplits('?', 1));
         request.path = target.first;
         request.query = target.second;
+        request.host = HostOf(head);
         state = State::kAsked;
         end = base::SteadyNow() + options.answer_time;
         return;

@@ -21,6 +21,7 @@ namespace kvbridge::server {
 struct HttpRequest {
   std::string path;   // as it came, without the query
   std::string query;  // what stood behind '?'
+  std::string host;   // of the Host header, without the port; empty where there is none
   bool from_loopback = false;
 };
 

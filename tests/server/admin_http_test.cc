@@ -33,9 +33,9 @@ class AdminHttpTest : public ::testing::Test {
   }
   static void TearDownTestSuite() { http_.reset(); }
 
-  std::string Ask(const std::string& request_line) {
+  std::string Ask(const std::string& request_line, const std::string& host = "127.0.0.1:9464") {
     HttpClient client(http_->port());
-    client.Say(absl::StrCat(request_line, " HTTP/1.1\r\nHost: x\r\n\r\n"));
+    client.Say(absl::StrCat(request_line, " HTTP/1.1\r\nHost: ", host, "\r\n\r\n"));
     return client.Read();
   }
 
@@ -75,6 +75,20 @@ TEST_F(AdminHttpTest, TheStatusPageMayDoNothingButBeRead) {
   const std::string json = Ask("GET /statusz?format=json");
   EXPECT_THAT(json, HasSubstr("Content-Type: application/json\r\n"));
   EXPECT_THAT(json, HasSubstr("json=1"));
+}
+
+// A page of somebody's, whose name leads here by now, would read these in an operator's browser.
+TEST_F(AdminHttpTest, LocalPagesAreNotServedAtAName) {
+  for (const char* page : {"/configz", "/artifactz", "/eventz", "/statusz"}) {
+    for (const char* host : {"evil.example", "evil.example:9464", "127.0.0.1.evil.example", "1"}) {
+      EXPECT_THAT(Ask(absl::StrCat("GET ", page), host), StartsWith("HTTP/1.1 403 ")) << host;
+    }
+    for (const char* host :
+         {"localhost", "LocalHost:8080", "127.0.0.1", "10.0.0.1:1", "[::1]:9464", ""}) {
+      EXPECT_THAT(Ask(absl::StrCat("GET ", page), host), StartsWith("HTTP/1.1 200 ")) << host;
+    }
+  }
+  EXPECT_THAT(Ask("GET /metrics", "metrics.example"), StartsWith("HTTP/1.1 200 "));
 }
 
 TEST_F(AdminHttpTest, OtherPathsAre404AndOtherMethods405) {
