@@ -401,3 +401,18 @@ def test_who_watches_a_server_that_hangs_is_told_in_time(command):
             os.kill(server.pid, signal.SIGCONT)
     assert watching.returncode == 5, said
     assert f"kvbridge: --server {server.address}: " in said
+
+
+def test_a_transfer_to_a_server_that_hangs_does_not_wait_for_its_deadline():
+    keys, values = random_cache(24)
+    specs = {"source": family_spec("small"), "target": family_spec("large")}
+    with LocalServer(binary("KVBRIDGED"), [ROUTE]) as server, Client(server.address, timeout=60) as client:
+        assert client.transfer(keys=keys, values=values, route="pair", plane="inline", **specs).applied
+        os.kill(server.pid, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{server.pid}/stat").read_text().split(") ")[1][0] == "T", "a server that stands")
+        try:
+            hung = client.transfer(keys=keys, values=values, route="pair", plane="inline", **specs)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert (hung.reason, hung.call_status, hung.refused) == ("unreachable", "UNAVAILABLE", False), hung
+        assert client.transfer(keys=keys, values=values, route="pair", plane="inline", **specs).applied

@@ -59,11 +59,14 @@ from kvbridge.v1 import admin_pb2, admin_pb2_grpc, plan_pb2, transfer_pb2, trans
 _TRANSFER = "/kvbridge.v1.KvBridge/Transfer"
 _INFRA = ("unreachable", "transport", "device_error")  # failures that open the circuit
 _MAX_TENANTS = 16  # with shared memory of their own
-# A server that does not even answer a ping while a call runs, hung or cut off, is noticed after both.
-_KEEPALIVE = [
+# A server that does not even answer a ping while a call runs, hung or cut off, is noticed after the first two. The
+# last bounds one attempt to connect.
+_LIVENESS = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
 ]
 PlaneChoice = Literal["auto", "region", "inline"]
 TargetPages = PagedCache | types_pb2.PoolLocation  # of this process, or of another one
@@ -151,7 +154,7 @@ class Client(Closing):
         _check_plane(plane)
         if token and not credentials and not same_host(target):
             raise ValueError("token: expected credentials (TLS) for another host, got none")
-        options = [("grpc.use_local_subchannel_pool", 1), *_KEEPALIVE]
+        options = [("grpc.use_local_subchannel_pool", 1), *_LIVENESS]
         self._channel = (
             grpc.secure_channel(target, credentials, options)
             if credentials
