@@ -287,9 +287,11 @@ void HttpEndpoint::Accept() {
                         SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+      // No descriptor is left: one of ours for it, or, where we have none, a while later.
+      pause_ = connections_.empty();
+      if (pause_) return;
       DropOne();
-      pause_ = true;
-      return;
+      continue;
     }
     if (connections_.size() >= options_.max_connections) DropOne();
     connections_.push_back(std::make_unique<Connection>(

@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -86,6 +87,17 @@ def test_clients_that_hang_keep_no_probe_and_no_transfer_waiting(server, stub, r
     finally:
         for connection in hanging:
             connection.close()
+
+
+def test_a_probe_finds_a_descriptor_where_others_took_all(tmp_path):
+    started = tmp_path / "kvbridged"
+    started.write_text(f'#!/bin/sh\nulimit -n 64\nexec {binary("KVBRIDGED")} "$@"\n')
+    started.chmod(0o755)
+    with LocalServer(started, [ROUTE]) as server, contextlib.ExitStack() as idle:
+        for _ in range(900):
+            idle.enter_context(hang(server, b""))
+        assert server.get("/livez") == "ok\n"  # within 10 s, or it raises
+        assert len(list(Path(f"/proc/{server.pid}/fd").iterdir())) <= 64
 
 
 # --- events
