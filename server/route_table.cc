@@ -140,6 +140,7 @@ std::optional<RouteChange> RouteTable::TellDrill(const std::string& pair,
 
 std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
   std::vector<std::string> to_load;
+  std::vector<std::string> stage_stays;
   std::vector<RouteChange> changes;
   const auto tell_drill = [&](const std::string& pair, const guard::Drill& before,
                               const guard::Drill& now) {
@@ -171,6 +172,7 @@ std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
     }
     const Route old = stays->second;
     if (!SameArtifact(*old.config, route)) to_load.push_back(route.name());
+    if (SameStage(*old.config, route)) stage_stays.push_back(route.name());
     Reconfigure(route, &stays->second);
     const guard::RoutePolicy& policy = stays->second.policy;
     tell_drill(route.name(), old.policy.drill, policy.drill);
@@ -180,6 +182,11 @@ std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
   }
   {
     base::MutexLock lock(&mutex_);
+    for (const std::string& name : stage_stays) {  // an operator may have set it meanwhile
+      const guard::RoutePolicy& now = routes_.find(name)->second.policy;
+      next.find(name)->second.policy.stage = now.stage;
+      next.find(name)->second.policy.canary_share = now.canary_share;
+    }
     routes_.swap(next);
   }
   for (const auto& [name, route] : gone) {
