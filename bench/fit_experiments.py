@@ -6,10 +6,13 @@ A map is one matrix W [source columns, target columns] and a bias. Columns are t
 what a recipe chooses, and what its bytes count. One Gram over the columns of both models, per segment of the
 calibration text, gives every ridge map in both directions.
 
-    python bench/fit_experiments.py capture --family FAMILY --cache FOLDER     # once: 9 GB
+    python bench/fit_experiments.py capture --family FAMILY --cache FOLDER     # once
     python bench/fit_experiments.py run --family FAMILY --cache FOLDER         # what bench/fit_experiments.json lacks
-    python bench/fit_experiments.py distil --family FAMILY --cache FOLDER      # slow: through the target model
+    python bench/fit_experiments.py distil --family FAMILY --cache FOLDER      # slow: through the target model;
+                                                                               # needs capture --rows, 9 GB
     python bench/fit_experiments.py table                                      # into docs/method.md
+
+fit_trials.py measures more maps of the same capture.
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ from safetensors.torch import load_file
 WINDOW, PROMPT, SCORED = 512, 384, 128
 LAMBDA = 1e-5  # relative to the mean diagonal: best of 1e-1..1e-5 on held-out error
 # Whole windows of calibration.txt: [begin, end). The last segment is held out of every fit.
-SEGMENTS = {"a": (0, 20), "b": (20, 48), "c": (48, 60), "d": (60, 200), "rest": (200, 784), "held": (1597, 1661)}
-FIT_ON = {20: "a", 48: "ab", 60: "abc", 200: "abcd"}
+SEGMENTS = {"z": (0, 5), "a": (5, 20), "b": (20, 48), "c": (48, 60), "d": (60, 200), "e": (200, 400), "f": (400, 584),
+            "rest": (584, 784), "held": (1597, 1661)}
+FIT_ON = {5: "z", 20: "za", 48: "zab", 60: "zabc", 200: "zabcd", 400: "zabcde", 584: "zabcdef"}
 
 
 class Model:
@@ -135,28 +139,38 @@ def moments(x: torch.Tensor) -> Moments:
 
 
 @torch.no_grad()
-def capture(family: Path, cache: Path, batch: int = 8) -> None:
+def segment_moments(models: list[Model], ids: torch.Tensor, begin: int, end: int, keep=None, batch: int = 8) -> Moments:
+    """Of every second token of windows begin..end. keep(slice, columns, logits of each model): of every batch."""
+    total = None
+    for i in range(begin, end, batch):
+        these = slice(i, min(i + batch, end))
+        runs = [m.run(ids[these], last=SCORED + 1 if keep else 0, cache=True) for m in models]
+        x = torch.cat([columns for _, columns in runs], -1)
+        if keep:
+            keep(these, x, [logits for logits, _ in runs])
+        part = moments(x[:, ::2].flatten(0, 1))
+        total = part if total is None else total + part
+        print(f"\r{these.stop}/{len(ids)} ", end="", flush=True)
+    return total
+
+
+def capture(family: Path, cache: Path, with_rows: bool) -> None:
     """Reads calibration.txt once with both models. Leaves moments.pt (by segment, every second token), and for
-    distillation the columns (BF16) and the teacher's logits of the last 128 tokens (FP16)."""
+    distillation (with_rows) the columns (BF16) and the teacher's logits of the last 128 tokens (FP16)."""
     small, large = Model(family / "small"), Model(family / "large")
     ids = text_windows(family, "calibration.txt", count=SEGMENTS["held"][1])
-    columns = small.columns + large.columns
-    rows = _file(cache / "columns.bin", (len(ids), WINDOW, columns), torch.bfloat16)
-    logits = {m: _file(cache / f"logits_{m}.bin", (len(ids), SCORED, 4096), torch.float16) for m in ("small", "large")}
     torch.save(ids, cache / "ids.pt")
-    sums: dict[str, Moments] = {}
-    for name, (begin, end) in SEGMENTS.items():
-        for i in range(begin, end, batch):
-            these = slice(i, min(i + batch, end))
-            ls, xs = small.run(ids[these], last=SCORED + 1, cache=True)
-            ll, xl = large.run(ids[these], last=SCORED + 1, cache=True)
-            x = torch.cat([xs, xl], -1)
+    keep = None
+    if with_rows:
+        rows = _file(cache / "columns.bin", (len(ids), WINDOW, small.columns + large.columns), torch.bfloat16)
+        teachers = [_file(cache / f"logits_{m}.bin", (len(ids), SCORED, 4096), torch.float16) for m in ("small", "large")]
+
+        def keep(these: slice, x: torch.Tensor, logits: list[torch.Tensor]) -> None:
             rows[these] = x.bfloat16()
-            logits["small"][these], logits["large"][these] = ls[:, :-1].half(), ll[:, :-1].half()
-            part = moments(x[:, ::2].flatten(0, 1))
-            sums[name] = sums[name] + part if name in sums else part
-            print(f"\r{these.stop}/{len(ids)}", end="", flush=True)
-    torch.save(sums, cache / "moments.pt")
+            for teacher, l in zip(teachers, logits, strict=True):
+                teacher[these] = l[:, :-1].half()
+
+    torch.save({name: segment_moments([small, large], ids, *s, keep) for name, s in SEGMENTS.items()}, cache / "moments.pt")
 
 
 def _file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -197,6 +211,9 @@ class Map:
     parameters: int
     renorm: bool = True
     scale: torch.Tensor | None = None  # [target columns / dim]: factor of each head, after renormalisation
+    # How much of the target's own cache takes the map's place: of its first tokens all, of its first layers all tokens.
+    exact_tokens: int = 0
+    exact_layers: int = 0
 
     @property
     def own(self) -> bool:
@@ -224,8 +241,23 @@ def mapped(pair: Pair, m: Map, x: torch.Tensor):
         y = torch.cat([k, v], 2)
     if m.scale is not None:
         y = y * m.scale.view(2 * t.layers, t.heads, 1)
-    y = y.permute(2, 0, 3, 1, 4)
-    return y[: t.layers], y[t.layers :]
+    return by_layer(t, y.flatten(2))
+
+
+def by_layer(model: Model, columns: torch.Tensor):
+    """(keys, values), each [layers][batch, heads, tokens, dim], of columns [batch, tokens, columns]."""
+    y = columns.unflatten(-1, (2 * model.layers, model.heads, model.dim)).permute(2, 0, 3, 1, 4)
+    return y[: model.layers], y[model.layers :]
+
+
+def prefix_of(pair: Pair, m: Map, p: Passages, n: int):
+    """What the target goes on from: n tokens mapped, but for what the map leaves to the target."""
+    prefix = mapped(pair, m, p.x[:, :n])
+    if m.exact_tokens or m.exact_layers:
+        for ours, theirs in zip(prefix, by_layer(pair.target, p.target_x[:, :n].float()), strict=True):
+            ours[: m.exact_layers] = theirs[: m.exact_layers]
+            ours[:, :, :, : m.exact_tokens] = theirs[:, :, :, : m.exact_tokens]
+    return prefix
 
 
 @dataclass
@@ -233,7 +265,8 @@ class Passages:
     """Windows of one text, and what both models say of them."""
 
     ids: torch.Tensor
-    x: torch.Tensor  # the source's columns of tokens 0..510
+    x: torch.Tensor  # the source's columns of tokens 0..511
+    target_x: torch.Tensor  # the target's, BF16 as its cache would be
     own: torch.Tensor  # log-probabilities of the target after tokens 383..511
     own_nll: float
     source_nll: float
@@ -242,25 +275,21 @@ class Passages:
 @torch.no_grad()
 def passages(pair: Pair, ids: torch.Tensor) -> Passages:
     ls, x = pair.source.run(ids, last=SCORED + 1, cache=True)
-    own = pair.target.run(ids, last=SCORED + 1).log_softmax(-1)
+    lt, target_x = pair.target.run(ids, last=SCORED + 1, cache=True)
+    own = lt.log_softmax(-1)
     nll = [float(F.nll_loss(l[:, :-1].log_softmax(-1).flatten(0, 1), ids[:, PROMPT:].flatten())) for l in (own, ls)]
-    return Passages(ids, x, own, *nll)
+    return Passages(ids, x, target_x.bfloat16(), own, *nll)
 
 
 @torch.no_grad()
-def score(pair: Pair, m: Map | Callable | None, p: Passages, tail: int = 1, oracle: bool = False) -> dict[str, float]:
+def score(pair: Pair, m: Map, p: Passages, tail: int = 1, oracle: bool = False) -> dict[str, float]:
     """The protocol of kvbridge.evaluate: PROMPT - tail tokens mapped. oracle: 384 mapped, 128 fed, NLL of 127."""
     if oracle:
         n, ids, own, labels = PROMPT, p.ids[:, PROMPT:], p.own[:, 1:], p.ids[:, PROMPT + 1 :]
     else:
         n, own, labels = PROMPT - tail, p.own[:, :-1], p.ids[:, PROMPT:]
         ids = p.ids[:, n : WINDOW - 1]
-    if m is None:
-        out = pair.target.run(ids, last=SCORED)
-    else:
-        k, v = mapped(pair, m, p.x[:, :n]) if isinstance(m, Map) else m(p.x[:, :n])
-        out = pair.target.run(ids, (k, v), n, last=SCORED)
-    q = out.log_softmax(-1)
+    q = pair.target.run(ids, prefix_of(pair, m, p, n), n, last=SCORED).log_softmax(-1)
     kl = float((own.exp() * (own - q)).sum(-1).mean())
     top1 = float((own.argmax(-1) == q.argmax(-1)).float().mean())
     nll = float(F.nll_loss(q[:, : labels.shape[1]].flatten(0, 1), labels.flatten()))
@@ -299,15 +328,14 @@ def block_r2(pair: Pair, fit: Moments, held: Moments, block, sources, lam: float
     return float(1 - rss / ss)
 
 
-def r2(pair: Pair, m: Map, held: Moments) -> torch.Tensor:
-    """Of each target block [2, layers], on other rows (their own mean as the baseline)."""
+def r2(pair: Pair, m: Map, held: Moments, each: int) -> torch.Tensor:
+    """Of every so many target columns, on other rows (their own mean as the baseline)."""
     w = m.weight.double()
     step = held.mean[pair.x] @ w + m.bias.double() - held.mean[pair.y]
     g, c = held.gram[pair.x, pair.x], held.gram[pair.x, pair.y]
     ss = held.gram[pair.y, pair.y].diagonal()
     rss = ss - 2 * (w * c).sum(0) + (w * (g @ w)).sum(0) + held.rows * step**2
-    shape = (2, pair.target.layers, pair.target.width)
-    return 1 - rss.view(shape).sum(-1) / ss.view(shape).sum(-1)
+    return 1 - rss.view(-1, each).sum(-1) / ss.view(-1, each).sum(-1)
 
 
 def select(pair: Pair, fit: Moments, held: Moments, k: int, features: str, lam: float) -> dict:
@@ -348,7 +376,7 @@ def greedy(pair: Pair, fit: Moments, held: Moments, budget: int, lam: float, per
         yield n, {b: sorted(v) for b, v in chosen.items() if v}
 
 
-@dataclass
+@dataclass(eq=False)
 class Bench:
     """Everything an experiment takes its map from, for one direction."""
 
@@ -392,7 +420,7 @@ class Bench:
     def by_r(self, m: Map) -> Map:
         """Keys of each layer divided by R, the root of their held-out R²: what gives them their length on average."""
         t = self.pair.target
-        r = r2(self.pair, m, self.held).clamp(0.3).sqrt().float()
+        r = r2(self.pair, m, self.held, t.width).view(2, -1).clamp(0.3).sqrt().float()
         r[1] = 1
         return replace(m, scale=(1 / r).view(-1, 1).expand(-1, t.heads))
 
@@ -527,17 +555,30 @@ def oracle_windows(family: Path, text: str) -> torch.Tensor:
     return all_[np.random.RandomState(1).permutation(len(all_))[:20].tolist()]
 
 
-def evaluate(args: argparse.Namespace) -> None:
+@dataclass
+class Work:
+    """A row of the tables: a map, or one for each text, and the protocol to measure it by."""
+
+    name: str
+    make: Callable[[Bench], Map | dict[str, Map]]
+    tail: int = 1
+    oracle: bool = False
+
+
+def experiments() -> list[Work]:
+    work = [Work(*item) for item in EXPERIMENTS.items()]
+    work += [Work(TAILED, EXPERIMENTS[TAILED], tail) for tail in TAILS]
+    return work + [Work(*item, 0, True) for item in ORACLE.items()]
+
+
+def evaluate(args: argparse.Namespace, work: list[Work]) -> None:
     """Measures what RESULTS lacks; it is written after each, so a run can be stopped and taken up again."""
     sums = torch.load(args.cache / "moments.pt", weights_only=False)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for direction, pair in pairs(args.family).items():
         bench = Bench(pair, sums)
-        work = [(name, make, 1, False) for name, make in EXPERIMENTS.items()]
-        work += [(TAILED, EXPERIMENTS[TAILED], tail, False) for tail in TAILS]
-        work += [(name, make, 0, True) for name, make in ORACLE.items()]
         texts: dict = {}
-        for name, make, tail, oracle in work:
+        for name, make, tail, oracle in ((w.name, w.make, w.tail, w.oracle) for w in work):
             done = results.setdefault(direction, {}).setdefault(name, {})
             key = result_key(args.windows, tail, oracle)
             if key in done:
@@ -546,10 +587,11 @@ def evaluate(args: argparse.Namespace) -> None:
                 windows = (lambda t: oracle_windows(args.family, t)) if oracle else (
                     lambda t: text_windows(args.family, f"eval_{t}.txt", 400_000, 20))
                 texts[oracle] = {t: passages(pair, windows(t)[: args.windows]) for t in TEXTS}
-            m = make(bench)
+            made = make(bench)
+            maps = made if isinstance(made, dict) else dict.fromkeys(TEXTS, made)
             with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-                done[key] = {t: score(pair, m, p, tail, oracle=oracle) for t, p in texts[oracle].items()}
-            done[key]["bytes"] = m.bytes()
+                done[key] = {t: score(pair, maps[t], p, tail, oracle=oracle) for t, p in texts[oracle].items()}
+            done[key]["bytes"] = maps[TEXTS[0]].bytes()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             print(direction, name, key, *(f"{done[key][t]['kl']:.4f}" for t in TEXTS), flush=True)
 
@@ -569,25 +611,32 @@ def distil(args: argparse.Namespace) -> None:
         run.run(torch.arange(SEGMENTS["rest"][1]), torch.arange(begin, end, 4), args.steps, 1e-4, 8, 20, lambda line: print(direction, line, flush=True), keep)
         EXPERIMENTS[DISTILLED] = ORACLE[DISTILLED] = lambda b: torch.load(
             args.cache / f"distilled_{b.pair.source.layers}_{b.pair.target.layers}.pt", weights_only=False)
-    evaluate(args)
+    evaluate(args, experiments())
+
+
+def parser_of(document: str, commands: tuple[str, ...]) -> argparse.ArgumentParser:
+    """What fit_trials.py asks for, too."""
+    parser = argparse.ArgumentParser(description=document.split("\n")[0])
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--family", type=Path, help="the folder with small/, large/ and text/")
+    parser.add_argument("--cache", type=Path, help="a folder for what was captured")
+    parser.add_argument("--windows", type=int, default=20, help="per text")
+    parser.add_argument("--bf16", action="store_true", help="BF16 products: faster, KL differs by less than 0.002")
+    parser.add_argument("--threads", type=int, default=1)
+    return parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("command", choices=("capture", "run", "distil", "table"))
-    parser.add_argument("--family", type=Path, help="the folder with small/, large/ and text/")
-    parser.add_argument("--cache", type=Path, help="a folder for 9 GB of captured columns and logits")
-    parser.add_argument("--windows", type=int, default=20, help="per text")
-    parser.add_argument("--bf16", action="store_true", help="BF16 products: faster, KL differs by less than 0.002")
+    parser = parser_of(__doc__, ("capture", "run", "distil", "table"))
+    parser.add_argument("--rows", action="store_true", help="capture columns and logits, too: 9 GB, for distil")
     parser.add_argument("--steps", type=int, default=1000, help="of distillation, 8 windows each")
-    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.command == "capture":
         args.cache.mkdir(parents=True, exist_ok=True)
-        capture(args.family, args.cache)
+        capture(args.family, args.cache, args.rows)
     elif args.command == "run":
-        evaluate(args)
+        evaluate(args, experiments())
     elif args.command == "distil":
         distil(args)
     else:
