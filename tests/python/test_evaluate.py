@@ -211,7 +211,7 @@ def test_a_logits_file_that_is_damaged_is_refused(tmp_path):
     labels = ("I64", np.array([1, 9]))
     write_safetensors(file, {"labels": labels, "logits.own": ("F32", logits)}, metadata)
     error = kvbridge("validate", "score", file, code=3)
-    assert error["message"] == "labels: expected 0 to 3 (logits.own), got 9"
+    assert error["message"] == f"{file}: labels: expected 0 to 3 (logits.own), got 9"
     assert kvbridge("validate", "score", tmp_path / "nowhere", code=3)["code"] == "not_found"
 
 
