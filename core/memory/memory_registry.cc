@@ -38,7 +38,8 @@ struct Pool {
   int32_t pages = 0;
   bool writable = false;
   std::shared_ptr<const model::ModelSpec> model;
-  Regions memory;  // that it lies in
+  Regions memory;                       // that it lies in
+  std::vector<const Region*> unsealed;  // of them
 };
 
 struct Session {
@@ -75,14 +76,23 @@ absl::Status CheckOptions(const RegistryOptions& options) {
   return absl::OkStatus();
 }
 
+// Whether the memory is there already, the client's.
+bool IsClients(const RegionRequest& request) {
+  return !request.ticket.empty() || !request.shm_name.empty();
+}
+
 absl::Status CheckRequest(const RegionRequest& request) {
   if (request.bytes == 0 || request.bytes % PageSize() != 0) {
     return absl::InvalidArgumentError(absl::StrCat("bytes: expected a multiple of ", PageSize(),
                                                    " above 0, got ", request.bytes));
   }
-  if (request.numa_node.has_value() && !request.ticket.empty()) {
-    return absl::InvalidArgumentError(
-        "numa_node: expected none with a ticket: the memory is there already");
+  if (!request.ticket.empty() && !request.shm_name.empty()) {
+    return absl::InvalidArgumentError("shm_name: expected none with a ticket");
+  }
+  if (request.numa_node.has_value() && IsClients(request)) {
+    return absl::InvalidArgumentError(absl::StrCat("numa_node: expected none with a ",
+                                                   request.ticket.empty() ? "shm_name" : "ticket",
+                                                   ": the memory is there already"));
   }
   return absl::OkStatus();
 }
@@ -101,6 +111,9 @@ absl::StatusOr<std::shared_ptr<Pool>> MakePool(PoolSpec spec, absl::string_view 
                          return std::optional(it->second->region->bytes());
                        }));
   if (pool->writable) KVB_RETURN_IF_ERROR(CheckPlanesApart(pool->view, spec.pages));
+  for (const auto& [id, holding] : pool->memory) {
+    if (holding->region->unsealed()) pool->unsealed.push_back(holding->region.get());
+  }
   pool->model = std::make_shared<const model::ModelSpec>(std::move(spec.model));
   return pool;
 }
@@ -155,7 +168,8 @@ struct MemoryRegistry::State {
   bool LetGo(Released released) const;
 
   // What RegisterRegion maps, before the session has it.
-  absl::StatusOr<Region::Allocated> Map(const RegionRequest& request, const UniqueFd& deposited);
+  absl::StatusOr<Region::Allocated> Map(absl::string_view tenant, const RegionRequest& request,
+                                        const UniqueFd& deposited) const;
   absl::StatusOr<RegionGrant> Adopt(absl::string_view session_id, Charge charge,
                                     Region::Allocated mapped, bool wants_ticket);
 };
@@ -202,11 +216,19 @@ bool MemoryRegistry::State::LetGo(Released released) const {
                                [this](uint64_t charge) { return ledger->Holds(charge); });
 }
 
-absl::StatusOr<Region::Allocated> MemoryRegistry::State::Map(const RegionRequest& request,
-                                                             const UniqueFd& deposited) {
+absl::StatusOr<Region::Allocated> MemoryRegistry::State::Map(absl::string_view tenant,
+                                                             const RegionRequest& request,
+                                                             const UniqueFd& deposited) const {
+  Region::Allocated mapped;
   if (deposited.valid()) {
-    Region::Allocated mapped;
     KVB_ASSIGN_OR_RETURN(mapped.region, Region::Import(deposited, request.bytes, request.writable));
+    return mapped;
+  }
+  if (!request.shm_name.empty()) {
+    KVB_ASSIGN_OR_RETURN(UniqueFd segment, OpenNamedShm(options.named_shm, tenant, request.shm_name,
+                                                        request.writable));
+    KVB_ASSIGN_OR_RETURN(
+        mapped.region, Region::ImportUnsealed(std::move(segment), request.bytes, request.writable));
     return mapped;
   }
   return Region::Allocate({.bytes = request.bytes,
@@ -327,9 +349,9 @@ absl::StatusOr<RegionGrant> MemoryRegistry::RegisterRegion(absl::string_view ten
       Charge charge,
       state_->ledger->Take(tenant, request.bytes,
                            tenant_bytes ? tenant_bytes(tenant) : state_->options.max_bytes));
-  KVB_ASSIGN_OR_RETURN(Region::Allocated mapped, state_->Map(request, deposited));
+  KVB_ASSIGN_OR_RETURN(Region::Allocated mapped, state_->Map(tenant, request, deposited));
   return state_->Adopt(session_id, std::move(charge), std::move(mapped),
-                       /*wants_ticket=*/request.ticket.empty());
+                       /*wants_ticket=*/!IsClients(request));
 }
 
 absl::StatusOr<PoolGrant> MemoryRegistry::RegisterPool(absl::string_view tenant,
@@ -410,7 +432,7 @@ absl::StatusOr<PoolPin> MemoryRegistry::Pin(absl::string_view tenant, absl::stri
     return absl::FailedPreconditionError(
         absl::StrCat("generation: expected the pool's own, got a stale one (", generation, ")"));
   }
-  return PoolPin(pool->view, pool->pages, pool->writable, pool, pool->model);
+  return PoolPin(pool->view, pool->pages, pool->writable, pool, pool->unsealed, pool->model);
 }
 
 absl::StatusOr<std::string> MemoryRegistry::DepositFd(absl::string_view session_id, UniqueFd fd) {

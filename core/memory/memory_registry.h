@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 
 #include "core/base/clock.h"
+#include "core/memory/named_shm.h"
 #include "core/memory/pool.h"
 #include "core/memory/unique_fd.h"
 
@@ -38,11 +39,13 @@ struct RegistryOptions {
   absl::Duration lease = absl::Seconds(30);
   absl::Duration ticket_life = absl::Seconds(10);
   bool huge_pages = true;  // for what the server allocates; plain pages where the host has none
+  std::vector<NamedShm> named_shm;  // what clients may name; empty = nothing
 };
 
 struct RegionRequest {
-  uint64_t bytes = 0;  // a multiple of the page size
-  std::string ticket;  // of a descriptor that the client passed; empty = the server allocates
+  uint64_t bytes = 0;    // a multiple of the page size
+  std::string ticket;    // of a descriptor that the client passed
+  std::string shm_name;  // of a segment that the client made; both empty = the server allocates
   std::optional<int32_t> numa_node;
   bool writable = false;
 };
@@ -89,7 +92,8 @@ class MemoryRegistry {
   //
   // RESOURCE_EXHAUSTED: a quota, or the host has no memory (never SIGBUS). INVALID_ARGUMENT: size,
   // seals (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL are required), a descriptor that is no memfd
-  // or smaller than stated. NOT_FOUND: the ticket. A failure leaves no descriptor and no mapping.
+  // or smaller than stated. NOT_FOUND: the ticket. What named_shm.h says of a name. A failure
+  // leaves no descriptor and no mapping.
   absl::StatusOr<RegionGrant> RegisterRegion(absl::string_view tenant, absl::string_view session_id,
                                              const RegionRequest& request);
   // INVALID_ARGUMENT or OUT_OF_RANGE names the plane's field; NOT_FOUND a region.

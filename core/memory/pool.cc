@@ -4,6 +4,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "core/base/status_macros.h"
+#include "core/memory/region.h"
+
 namespace kvbridge::memory {
 
 absl::StatusOr<kv::KvView> PoolPin::View(int64_t tokens, std::span<const int32_t> pages) const {
@@ -33,6 +36,11 @@ absl::StatusOr<kv::KvView> PoolPin::View(int64_t tokens, std::span<const int32_t
   view.tokens = tokens;
   view.pages = pages.first(static_cast<size_t>(needed));
   return view;
+}
+
+absl::Status PoolPin::CheckWhole() const {
+  for (const Region* region : unsealed_) KVB_RETURN_IF_ERROR(region->CheckWhole());
+  return absl::OkStatus();
 }
 
 }  // namespace kvbridge::memory

@@ -18,6 +18,8 @@
 
 namespace kvbridge::memory {
 
+class Region;
+
 // K or V of one layer inside a region. head_dim is contiguous.
 struct PoolPlane {
   std::string region_id;
@@ -40,13 +42,15 @@ struct PoolSpec {
 // Thread contract: a value; copies may be used from different threads.
 class PoolPin {
  public:
-  // `view` addresses every page of the pool and has no page table; `owner` keeps the memory mapped.
+  // `view` addresses every page of the pool and has no page table; `owner` keeps the memory mapped,
+  // and `unsealed`, those of its regions whose size can change.
   PoolPin(kv::KvView view, int32_t pages, bool writable, std::shared_ptr<const void> owner,
-          std::shared_ptr<const model::ModelSpec> model)
+          std::span<const Region* const> unsealed, std::shared_ptr<const model::ModelSpec> model)
       : view_(std::move(view)),
         pages_(pages),
         writable_(writable),
         owner_(std::move(owner)),
+        unsealed_(unsealed),
         model_(std::move(model)) {}
 
   // The cache of `tokens` tokens that lie in these physical pages, in token order. The view borrows
@@ -58,12 +62,15 @@ class PoolPin {
   // Whether it may be a target: all its regions are mapped for writing.
   bool writable() const { return writable_; }
   std::shared_ptr<const void> owner() const { return owner_; }
+  // Region::CheckWhole of all that it lies in.
+  absl::Status CheckWhole() const;
 
  private:
   kv::KvView view_;
   int32_t pages_;
   bool writable_;
   std::shared_ptr<const void> owner_;
+  std::span<const Region* const> unsealed_;
   std::shared_ptr<const model::ModelSpec> model_;
 };
 

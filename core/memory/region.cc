@@ -132,6 +132,17 @@ absl::Status CheckClientMemfd(const UniqueFd& fd, uint64_t bytes) {
   return absl::OkStatus();
 }
 
+// Bytes of a file; 0 when it can't be asked.
+uint64_t SizeOf(const UniqueFd& fd) {
+  struct stat info {};
+  return fstat(fd.get(), &info) == 0 ? static_cast<uint64_t>(info.st_size) : 0;
+}
+
+absl::Status TooManyUnsealed() {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "shm_name: expected at most ", Region::kMostUnsealed, " segments mapped by name"));
+}
+
 }  // namespace
 
 uint64_t PageSize() {
@@ -172,6 +183,26 @@ absl::StatusOr<Region::Allocated> Region::AllocateAs(const RegionOptions& option
 absl::StatusOr<std::unique_ptr<Region>> Region::Import(const UniqueFd& fd, uint64_t bytes,
                                                        bool writable) {
   KVB_RETURN_IF_ERROR(CheckClientMemfd(fd, bytes));
+  return MapClients(fd, bytes, writable);
+}
+
+absl::StatusOr<std::unique_ptr<Region>> Region::ImportUnsealed(UniqueFd fd, uint64_t bytes,
+                                                               bool writable) {
+  if (const uint64_t size = SizeOf(fd); size < bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shm_name: expected at least ", bytes, " bytes, got ", size));
+  }
+  if (base::BusGuard::InUse() >= kMostUnsealed) return TooManyUnsealed();
+  KVB_ASSIGN_OR_RETURN(std::unique_ptr<Region> region, MapClients(fd, bytes, writable));
+  region->fd_ = std::move(fd);
+  region->guard_.emplace(region->data_, bytes, writable);
+  if (!region->guard_->active()) return TooManyUnsealed();
+  KVB_RETURN_IF_ERROR(region->CheckWhole());
+  return region;
+}
+
+absl::StatusOr<std::unique_ptr<Region>> Region::MapClients(const UniqueFd& fd, uint64_t bytes,
+                                                           bool writable) {
   const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
   void* const data = mmap(nullptr, bytes, protection, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED && (errno == EPERM || errno == EACCES)) {
@@ -190,7 +221,13 @@ absl::StatusOr<std::unique_ptr<Region>> Region::Import(const UniqueFd& fd, uint6
   return region;
 }
 
+absl::Status Region::CheckWhole() const {
+  if (!unsealed() || (!guard_->hit() && SizeOf(fd_) >= size_)) return absl::OkStatus();
+  return absl::DataLossError("its owner cut the shared memory short");
+}
+
 Region::~Region() {
+  guard_.reset();
   if (ours_) {
     // Taking the pages out of the file is zeroing that reaches every mapping, and frees the memory
     // even where the client keeps its descriptor.

@@ -21,7 +21,8 @@ struct HostState {
                               std::filesystem::directory_iterator());
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
-      if (line.find("memfd:") != std::string::npos) ++state.region_maps;
+      const auto has = [&line](const char* part) { return line.find(part) != std::string::npos; };
+      if (has("memfd:") || has("/dev/shm/")) ++state.region_maps;
     }
     return state;
   }
