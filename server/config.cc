@@ -91,6 +91,7 @@ constexpr std::pair<const char*, const char*> kRouteDefaults[] = {
 };
 constexpr std::pair<const char*, const char*> kTenantDefaults[] = {
     {"weight", "1"}, {"max_inflight_bytes", "0"}, {"max_memory_bytes", "0"}};
+constexpr std::pair<const char*, const char*> kNamedShmDefaults[] = {{"tenant", ""}};
 
 // The message that holds the last name of "a.b.c", made on the way, and that field.
 std::pair<Message*, const FieldDescriptor*> Resolve(Message* message, absl::string_view setting) {
@@ -139,6 +140,10 @@ absl::Status FillDefaults(LoadedConfig* loaded) {
   for (int i = 0; i < config.tenants_size(); ++i) {
     KVB_RETURN_IF_ERROR(FillEntry(loaded, config.mutable_tenants(i),
                                   absl::StrCat("tenants[", i, "]"), kTenantDefaults));
+  }
+  for (int i = 0; i < config.memory().named_shm_size(); ++i) {
+    KVB_RETURN_IF_ERROR(FillEntry(loaded, config.mutable_memory()->mutable_named_shm(i),
+                                  absl::StrCat("memory.named_shm[", i, "]"), kNamedShmDefaults));
   }
   return absl::OkStatus();
 }

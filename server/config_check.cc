@@ -4,10 +4,12 @@
 #include <set>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
 #include "core/base/exact.h"
+#include "core/memory/named_shm.h"
 #include "server/address.h"
 #include "server/config.h"
 #include "server/method_group.h"
@@ -99,6 +101,11 @@ void CheckListen(const v1::ListenConfig& listen, Problems& problems) {
   }
 }
 
+bool IsTenantName(absl::string_view name) {
+  if (name.empty() || name.size() > 128) return false;
+  return std::all_of(name.begin(), name.end(), [](char c) { return absl::ascii_isgraph(c); });
+}
+
 void CheckMemory(const v1::MemoryConfig& memory, Problems& problems) {
   const std::string& socket = memory.socket();
   problems.Quoted(socket.empty() || Address::Parse(absl::StrCat("unix:", socket)).ok(),
@@ -112,6 +119,28 @@ void CheckMemory(const v1::MemoryConfig& memory, Problems& problems) {
                   Seconds(memory.lease()));
   problems.Expect(Seconds(memory.ticket_life()) > 0, "memory.ticket_life", "more than 0s",
                   Seconds(memory.ticket_life()));
+}
+
+void CheckNamedShm(const v1::MemoryConfig& memory, Problems& problems) {
+  const int count = memory.named_shm_size();
+  problems.Expect(count <= kMaxTenants, "memory.named_shm",
+                  absl::StrCat("at most ", kMaxTenants, " entries"), count);
+  problems.Expect(count == 0 || !memory.socket().empty(), "memory.named_shm",
+                  "none without memory.socket", count);
+  for (int i = 0; i < std::min(count, kMaxTenants); ++i) {
+    const v1::NamedShmConfig& shm = memory.named_shm(i);
+    const std::string path = absl::StrCat("memory.named_shm[", i, "]");
+    problems.Quoted(shm.tenant().empty() || IsTenantName(shm.tenant()), path + ".tenant",
+                    "nothing, or a tenant's name", shm.tenant());
+    problems.Quoted(memory::IsShmPrefix(shm.prefix()), path + ".prefix",
+                    "1 to 64 characters of [A-Za-z0-9._-], first no dot", shm.prefix());
+    for (int j = 0; j < i; ++j) {
+      const std::string& other = memory.named_shm(j).prefix();
+      problems.Quoted(
+          !absl::StartsWith(shm.prefix(), other) && !absl::StartsWith(other, shm.prefix()),
+          path + ".prefix", absl::StrCat("names apart from named_shm[", j, "]'s"), shm.prefix());
+    }
+  }
 }
 
 void CheckUcx(const v1::UcxConfig& ucx, Problems& problems) {
@@ -149,11 +178,6 @@ void CheckPeers(const v1::Config& config, Problems& problems) {
         config.listen().allow_plaintext_off_host() || address->is_local(), path + ".ca_file",
         "a file for a peer on another host (or listen.allow_plaintext_off_host)", peer.ca_file());
   }
-}
-
-bool IsTenantName(absl::string_view name) {
-  if (name.empty() || name.size() > 128) return false;
-  return std::all_of(name.begin(), name.end(), [](char c) { return absl::ascii_isgraph(c); });
 }
 
 void CheckTenants(const v1::Config& config, Problems& problems) {
@@ -326,6 +350,7 @@ absl::Status Validate(const v1::Config& config) {
   CheckLimits(config.limits(), problems);
   CheckRoutes(config, problems);
   CheckMemory(config.memory(), problems);
+  CheckNamedShm(config.memory(), problems);
   CheckTenants(config, problems);
   CheckAuth(config, problems);
   CheckUcx(config.ucx(), problems);

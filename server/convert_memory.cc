@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include <unistd.h>
 
 #include "core/base/status_macros.h"
 #include "server/convert.h"
@@ -24,8 +25,10 @@ memory::PoolPlane ToPlane(const v1::PoolPlane& plane) {
 }  // namespace
 
 memory::RegionRequest ToRegionRequest(const v1::RegisterRegionRequest& request) {
-  memory::RegionRequest out{
-      .bytes = request.bytes(), .ticket = request.ticket(), .writable = request.writable()};
+  memory::RegionRequest out{.bytes = request.bytes(),
+                            .ticket = request.ticket(),
+                            .shm_name = request.shm_name(),
+                            .writable = request.writable()};
   if (request.has_numa_node()) out.numa_node = request.numa_node();
   return out;
 }
@@ -57,6 +60,11 @@ memory::RegistryOptions ToRegistryOptions(const v1::Config& config) {
   options.lease = ToDuration(memory.lease());
   options.ticket_life = ToDuration(memory.ticket_life());
   options.huge_pages = memory.huge_pages();
+  for (const v1::NamedShmConfig& shm : memory.named_shm()) {
+    options.named_shm.push_back({.tenant = shm.tenant(),
+                                 .prefix = shm.prefix(),
+                                 .uid = shm.has_uid() ? shm.uid() : geteuid()});
+  }
   const auto or_all = [](int64_t bytes, int64_t all) {
     return static_cast<uint64_t>(bytes == 0 ? all : bytes);
   };

@@ -142,6 +142,7 @@ grpc::ServerUnaryReactor* KvBridgeService::GetCapabilities(grpc::CallbackServerC
   // Descriptors travel on this host only.
   if (!deps_.memory_socket.empty() && IsLocalPeer(context->peer())) {
     response->add_features(std::string(kRegions));
+    if (deps_.named_shm) response->add_features(std::string(kNamedShm));
     response->add_planes(v1::PLANE_REGION);
     response->set_memory_socket(deps_.memory_socket);
   }

@@ -19,6 +19,8 @@ inline constexpr absl::string_view kFeatures[] = {"inline", "shadow",        "ca
                                                   "append", "ReportQuality", "WatchEvents"};
 // With a region plane.
 inline constexpr absl::string_view kRegions = "regions";
+// With regions that some tenant may register by name.
+inline constexpr absl::string_view kNamedShm = "named_shm";
 
 // Methods that the service counts.
 std::vector<metrics::RpcMethod> KvBridgeMethods();
@@ -41,6 +43,7 @@ class KvBridgeService final : public KvBridgeBase {
     std::string version;
     std::string backend;
     std::string memory_socket;  // empty: no region plane
+    bool named_shm = false;
   };
   explicit KvBridgeService(Deps deps) : deps_(std::move(deps)) {}
 

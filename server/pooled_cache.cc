@@ -47,13 +47,22 @@ std::variant<std::shared_ptr<const PooledCache>, Refusal> PooledCache::Pin(
   if (const auto mismatch = Mismatch(*pin, claim)) {
     return Fallback(Reason::kInvalidRequest, absl::StrCat(field, *mismatch));
   }
-  std::shared_ptr<PooledCache> cache(new PooledCache(*std::move(pin), std::move(place.pages)));
+  std::shared_ptr<PooledCache> cache(
+      new PooledCache(field, *std::move(pin), std::move(place.pages)));
+  if (absl::Status whole = cache->CheckWhole(); !whole.ok()) {
+    return Fallback(Reason::kTransport, whole.message());
+  }
   auto view = cache->pin_.View(claim.tokens, cache->pages_);
   if (!view.ok()) {
     return Fallback(Reason::kShapeMismatch, absl::StrCat(field, view.status().message()));
   }
   cache->view_ = *std::move(view);
   return std::shared_ptr<const PooledCache>(std::move(cache));
+}
+
+absl::Status PooledCache::CheckWhole() const {
+  const absl::Status whole = pin_.CheckWhole();
+  return whole.ok() ? whole : absl::DataLossError(absl::StrCat(field_, whole.message()));
 }
 
 }  // namespace kvbridge::server

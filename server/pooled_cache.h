@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 #include "core/guard/reason.h"
@@ -36,8 +37,8 @@ class PooledCache {
   };
   // Pins the pool. Refused: the pool is unknown (or another tenant's, which sounds the same), its
   // generation is stale, it holds another model's cache or may not be written (invalid_request);
-  // its pages are not those of `tokens` tokens, or one is evicted (shape_mismatch). `registry` is
-  // null where this server has no region plane.
+  // its pages are not those of `tokens` tokens, or one is evicted (shape_mismatch); its memory was
+  // cut short (transport). `registry` is null where this server has no region plane.
   static std::variant<std::shared_ptr<const PooledCache>, guard::Refusal> Pin(
       const memory::MemoryRegistry* registry, const Claim& claim, PoolPlace place);
 
@@ -46,11 +47,14 @@ class PooledCache {
 
   // Of all of the selection's tokens.
   const kv::KvView& view() const { return view_; }
+  // DATA_LOSS names the selection: see memory::Region::CheckWhole.
+  absl::Status CheckWhole() const;
 
  private:
-  PooledCache(memory::PoolPin pin, std::vector<int32_t> pages)
-      : pin_(std::move(pin)), pages_(std::move(pages)) {}
+  PooledCache(std::string field, memory::PoolPin pin, std::vector<int32_t> pages)
+      : field_(std::move(field)), pin_(std::move(pin)), pages_(std::move(pages)) {}
 
+  const std::string field_;  // for messages
   const memory::PoolPin pin_;
   const std::vector<int32_t> pages_;
   kv::KvView view_;  // borrows both

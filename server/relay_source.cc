@@ -94,6 +94,9 @@ class Pages final : public RelaySource {
     auto buffer = buffers_->Acquire(range.size() * plane_bytes);
     if (!buffer.ok()) return Fallback(Reason::kOverload, buffer.status().message());
     v1::TransferChunk head = Gather(range, (*buffer)->data());
+    if (const absl::Status whole = cache_->CheckWhole(); !whole.ok()) {
+      return Fallback(Reason::kTransport, whole.message());
+    }
     Advance(range);
     return std::vector<CacheChunk>{InMemory(std::move(head), *std::move(buffer))};
   }

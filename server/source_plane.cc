@@ -51,7 +51,8 @@ class Inline final : public SourcePlane {
       if (!tile.ok()) return Fallback(Reason::kInternal, tile.status().message());
       tiles.push_back({.tokens = tile->tokens,
                        .view = std::move(tile->view),
-                       .owner = std::move(tile->buffer)});
+                       .owner = std::move(tile->buffer),
+                       .check_memory = nullptr});
     }
     return tiles;
   }
@@ -81,7 +82,12 @@ class Pool final : public SourcePlane {
     const kv::TokenRange fresh{wanted_.begin, std::min(ready_, wanted_.end)};
     if (fresh.size() <= 0) return std::vector<SourceTile>();
     wanted_.begin = fresh.end;
-    return std::vector<SourceTile>{{fresh, cache_->view(), fresh.begin, cache_}};
+    // Nothing is left to be checked once the pages are released.
+    const auto check = [weak = std::weak_ptr(cache_)] {
+      const auto cache = weak.lock();
+      return cache == nullptr ? absl::OkStatus() : cache->CheckWhole();
+    };
+    return std::vector<SourceTile>{{fresh, cache_->view(), fresh.begin, cache_, check}};
   }
 
   std::optional<Refusal> End() const override {

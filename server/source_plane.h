@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <variant>
 #include <vector>
+
+#include "absl/status/status.h"
 
 #include "core/guard/reason.h"
 #include "core/guard/transfer_spec.h"
@@ -21,8 +24,9 @@ namespace kvbridge::server {
 struct SourceTile {
   kv::TokenRange tokens;  // of the selection
   kv::KvView view;
-  int64_t view_begin = 0;             // token of `view` that is tokens.begin
-  std::shared_ptr<const void> owner;  // keeps the memory; tiles with one owner touch
+  int64_t view_begin = 0;                      // token of `view` that is tokens.begin
+  std::shared_ptr<const void> owner;           // keeps the memory; tiles with one owner touch
+  std::function<absl::Status()> check_memory;  // as engine::TileWork's; does not keep it
 };
 
 // Thread contract: one thread at a time.

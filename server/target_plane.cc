@@ -112,6 +112,7 @@ class PoolTile final : public TargetTile {
   const kv::KvView& view() const override { return cache_->view(); }
   int64_t view_begin() const override { return tokens().begin; }
   std::vector<CacheChunk> Chunks(kv::LayerRange) const override { return {}; }
+  absl::Status CheckMemory() const override { return cache_->CheckWhole(); }
 
  private:
   const std::shared_ptr<const PooledCache> cache_;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "core/guard/transfer_spec.h"
@@ -39,6 +40,8 @@ class TargetTile {
   virtual int64_t view_begin() const = 0;  // token of view() that is the tile's first
   // What has to travel of `layers`, which are done; nothing where they are in place.
   virtual std::vector<CacheChunk> Chunks(kv::LayerRange layers) const = 0;
+  // As engine::TileWork's.
+  virtual absl::Status CheckMemory() const { return absl::OkStatus(); }
 
   // What tells the caller that `layers` are done: their chunks, then LayersReady. They hold the
   // memory until gRPC has sent them.

@@ -37,6 +37,10 @@ engine::TileWork MakeWork(SourceTile source, std::shared_ptr<const TargetTile> t
   work.source_owner = std::move(source.owner);
   work.target = target->view();
   work.target_begin = target->view_begin();
+  work.check_memory = [check_source = std::move(source.check_memory), target] {
+    absl::Status status = check_source ? check_source() : absl::OkStatus();
+    return status.ok() ? target->CheckMemory() : status;
+  };
   work.target_owner = std::move(target);
   return work;
 }

@@ -96,6 +96,7 @@ absl::StatusOr<std::optional<device::TilePart>> Sweep::Open(const Unit& unit) {
   Tile& tile = tiles_[unit.tile];
   if (unit.layers.begin == 0) {
     KVB_RETURN_IF_ERROR(Prepare(tile));
+    KVB_RETURN_IF_ERROR(CheckMemory());
     transfer_->MarkDirty(work_.target, tile.target_begin, tile.tokens.size());
     if (!swept_) Settle();
   }
@@ -131,6 +132,10 @@ absl::Status Sweep::Prepare(Tile& tile) {
   return absl::OkStatus();
 }
 
+absl::Status Sweep::CheckMemory() const {
+  return work_.check_memory ? work_.check_memory() : absl::OkStatus();
+}
+
 void Sweep::ZeroPads(const Tile& tile, kv::LayerRange layers) const {
   if (tile.pads == 0) return;
   for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
@@ -143,7 +148,8 @@ void Sweep::ZeroPads(const Tile& tile, kv::LayerRange layers) const {
 void Sweep::Close(const Unit& unit, const absl::StatusOr<device::TileChecks>& checks,
                   absl::Duration took, double pace) {
   transfer_->AddStage(Stage::kMap, took);
-  const absl::Status status = checks.ok() ? transfer_->CheckLayers(*checks) : checks.status();
+  absl::Status status = checks.ok() ? CheckMemory() : checks.status();
+  if (status.ok()) status = transfer_->CheckLayers(*checks);
   if (!status.ok()) transfer_->Fail(status);
   {
     base::MutexLock lock(&mutex_);

@@ -88,6 +88,7 @@ class Sweep {
   kv::LayerRange GroupOf(int32_t layer) const;
   kv::LayerRange NextLayers(const Tile& tile) const;
   absl::Status Prepare(Tile& tile);
+  absl::Status CheckMemory() const;
   void ZeroPads(const Tile& tile, kv::LayerRange layers) const;
   Event NextEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Settle();

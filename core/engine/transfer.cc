@@ -21,6 +21,7 @@ using guard::Refusal;
 Refusal FromDevice(const absl::Status& error) {
   Reason reason = Reason::kDeviceError;
   if (absl::IsResourceExhausted(error)) reason = Reason::kDeviceOom;
+  if (absl::IsDataLoss(error)) reason = Reason::kTransport;
   if (absl::IsInvalidArgument(error) || absl::IsOutOfRange(error) ||
       absl::IsFailedPrecondition(error) || absl::IsCancelled(error)) {
     reason = Reason::kInternal;

@@ -70,6 +70,10 @@ struct TileWork {
   kv::KvView target;
   int64_t target_begin = 0;  // token of `target` that is tokens.begin
   std::shared_ptr<const void> target_owner;
+  // Whether the memory of both views is what it was; empty = always. Asked whenever some of it was
+  // read or written, before anything is made of that, by several workers at once; must not block.
+  // DATA_LOSS refuses the transfer with transport.
+  std::function<absl::Status()> check_memory;
   std::function<void()> on_source_released;
   std::function<void(kv::LayerRange)> on_layers;
   std::function<void(const absl::Status&)> on_done;

@@ -27,6 +27,7 @@ enum class Side { kInline, kPool, kStreamedPool };
 struct Plane {
   const char* name;
   bool in_process = false;
+  bool named = false;  // pools lie in segments that the server opens by name
   Side source = Side::kInline;
   Side target = Side::kInline;
 };
@@ -38,6 +39,7 @@ constexpr Plane kPlanes[] = {
     {.name = "PoolToInline", .source = Side::kPool},
     {.name = "StreamedPoolToInline", .source = Side::kStreamedPool},
     {.name = "InlineToPool", .target = Side::kPool},
+    {.name = "Named", .named = true, .source = Side::kPool, .target = Side::kPool},
     {.name = "InProcessDense", .in_process = true},
     {.name = "InProcessPaged", .in_process = true, .source = Side::kPool, .target = Side::kPool},
 };
@@ -107,8 +109,11 @@ class PlaneTest : public ::testing::TestWithParam<Plane> {
   static void SetUpTestSuite() {
     harness_ = std::make_unique<ServerHarness>();
     client_ = std::make_unique<RegionClient>(harness_.get());
+    naming_client_ = std::make_unique<RegionClient>(harness_.get());
+    naming_client_->NameRegions();
   }
   static void TearDownTestSuite() {
+    naming_client_.reset();
     client_.reset();
     harness_.reset();
   }
@@ -125,12 +130,16 @@ class PlaneTest : public ::testing::TestWithParam<Plane> {
     return pages;
   }
 
+  static RegionClient& ClientOf(const Plane& plane) {
+    return plane.named ? *naming_client_ : *client_;
+  }
   // A pool of twice the pages that the request needs, for this plane.
-  static std::unique_ptr<PagedCache> MakePool(const Request& request, bool target) {
+  static std::unique_ptr<PagedCache> MakePool(const Plane& plane, const Request& request,
+                                              bool target) {
     const auto& model = target ? harness_->mapper().target : harness_->mapper().source;
     const EngineLayout& layout = *(target ? request.target_layout : request.source_layout);
-    return client_->MakePool(model, layout, 2 * PageCount(request), request.tokens_per_page,
-                             target);
+    return ClientOf(plane).MakePool(model, layout, 2 * PageCount(request), request.tokens_per_page,
+                                    target);
   }
 
   static void ReadTarget(const Request& request, const PagedCache& cache, Result* result) {
@@ -149,12 +158,12 @@ class PlaneTest : public ::testing::TestWithParam<Plane> {
     std::unique_ptr<PagedCache> source;
     std::unique_ptr<PagedCache> target;
     if (plane.source != Side::kInline) {
-      source = MakePool(request, /*target=*/false);
+      source = MakePool(plane, request, /*target=*/false);
       CopyTokens(request.source->View(), source->View(request.tokens, pages), {0, request.tokens});
       source->Locate(pages, header.mutable_source_selection());
     }
     if (plane.target != Side::kInline) {
-      target = MakePool(request, /*target=*/true);
+      target = MakePool(plane, request, /*target=*/true);
       target->Locate(pages, header.mutable_target_selection());
     }
     Result result;
@@ -175,7 +184,7 @@ class PlaneTest : public ::testing::TestWithParam<Plane> {
     if (target != nullptr) ReadTarget(request, *target, &result);
     for (const auto* cache : {source.get(), target.get()}) {
       if (cache == nullptr) continue;
-      EXPECT_FALSE(client_->Unregister(cache->region.id).draining());
+      EXPECT_FALSE(ClientOf(plane).Unregister(cache->region.id).draining());
     }
     return result;
   }
@@ -239,6 +248,7 @@ class PlaneTest : public ::testing::TestWithParam<Plane> {
 
   static inline std::unique_ptr<ServerHarness> harness_;
   static inline std::unique_ptr<RegionClient> client_;
+  static inline std::unique_ptr<RegionClient> naming_client_;
 };
 
 INSTANTIATE_TEST_SUITE_P(All, PlaneTest, ::testing::ValuesIn(kPlanes),

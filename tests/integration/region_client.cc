@@ -1,8 +1,10 @@
 #include "tests/integration/region_client.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -36,7 +38,7 @@ kv::KvView PagedCache::View(int64_t tokens, const std::vector<int32_t>& pages) c
                   .pages = pages,
                   .planes = {}};
   for (const memory::PoolPlane& plane : spec.planes) {
-    view.planes.push_back({.base = region.map->bytes().data() + plane.base_offset,
+    view.planes.push_back({.base = region.bytes().data() + plane.base_offset,
                            .page_stride = plane.page_stride,
                            .token_stride = plane.token_stride,
                            .head_stride = plane.head_stride,
@@ -108,14 +110,25 @@ Region RegionClient::Allocate(uint64_t bytes, bool writable) {
   request.set_session_id(session_id_);
   request.set_bytes((bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
   request.set_writable(writable);
+  Region region;
+  if (named_) {
+    static std::atomic<int> next = 0;
+    region.segment = std::make_unique<memory::ClientShm>(absl::StrCat(memory::ShmPrefix(), next++),
+                                                         request.bytes());
+    EXPECT_TRUE(region.segment->ok());
+    request.set_shm_name(region.segment->name());
+  }
   v1::RegisterRegionResponse response;
   grpc::ClientContext context;
   const grpc::Status status = stub_->RegisterRegion(&context, request, &response);
   EXPECT_TRUE(status.ok()) << status.error_message();
-  Region region{response.region_id(), response.generation(), nullptr};
-  region.map = std::make_unique<memory::ClientMap>(Claim(response.ticket()), request.bytes());
-  EXPECT_TRUE(region.map->ok());
-  std::fill(region.map->bytes().begin(), region.map->bytes().end(), Region::kStale);
+  region.id = response.region_id();
+  region.generation = response.generation();
+  if (!named_) {
+    region.map = std::make_unique<memory::ClientMap>(Claim(response.ticket()), request.bytes());
+    EXPECT_TRUE(region.map->ok());
+  }
+  std::fill(region.bytes().begin(), region.bytes().end(), Region::kStale);
   return region;
 }
 

@@ -13,17 +13,22 @@
 #include "kvbridge/v1/memory.grpc.pb.h"
 #include "kvbridge/v1/types.pb.h"
 #include "tests/core/memory/client_memfd.h"
+#include "tests/core/memory/client_shm.h"
 #include "tests/core/memory/engine_layouts.h"
 #include "tests/integration/server_harness.h"
 
 namespace kvbridge::server {
 
-// A region that the server allocated, mapped here; all bytes are kStale.
+// A region that the server allocated, or a named segment of this client's, mapped here; all bytes
+// are kStale.
 struct Region {
   static constexpr auto kStale = std::byte{0xEE};
   std::string id;
   uint64_t generation = 0;
-  std::unique_ptr<memory::ClientMap> map;
+  std::unique_ptr<memory::ClientShm> segment;
+  std::unique_ptr<memory::ClientMap> map;  // null: the segment's
+
+  std::span<std::byte> bytes() const { return map == nullptr ? segment->bytes() : map->bytes(); }
 };
 
 // A paged cache in a region of its own.
@@ -42,6 +47,9 @@ class RegionClient {
  public:
   explicit RegionClient(ServerHarness* harness, std::string tenant = "");
   ~RegionClient();  // half-closes, and waits for the stream's end
+
+  // From now on regions are named segments.
+  void NameRegions() { named_ = true; }
 
   const std::string& session_id() const { return session_id_; }
   v1::Memory::Stub& stub() { return *stub_; }
@@ -63,6 +71,7 @@ class RegionClient {
 
   ServerHarness& harness_;
   const std::string tenant_;
+  bool named_ = false;
   const std::unique_ptr<v1::Memory::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::OpenSessionRequest, v1::OpenSessionResponse>>

@@ -8,9 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "core/base/bus_guard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/convert.h"
+#include "tests/core/memory/host_state.h"
 #include "tests/integration/held_transfer.h"
 #include "tests/integration/region_client.h"
 #include "tests/integration/server_harness.h"
@@ -27,8 +29,9 @@ constexpr int64_t kTokens = 40;  // three pages
 
 class RegionTest : public ::testing::Test {
  protected:
-  explicit RegionTest(HarnessOptions options = {})
+  explicit RegionTest(HarnessOptions options = {}, bool named = false)
       : harness_(std::move(options)), client_(std::make_unique<RegionClient>(&harness_)) {
+    if (named) client_->NameRegions();
     source_ = client_->MakePool(harness_.mapper().source, memory::kEngineLayouts[0], 8, kPageTokens,
                                 /*writable=*/false);
     target_ = client_->MakePool(harness_.mapper().target, memory::kEngineLayouts[3], 8, kPageTokens,
@@ -133,6 +136,63 @@ TEST_F(RegionTest, CapabilitiesTellOfThePlaneAndItsSocket) {
   EXPECT_THAT(capabilities.planes(), ElementsAre(v1::PLANE_INLINE, v1::PLANE_REGION));
   EXPECT_THAT(capabilities.features(), ::testing::Contains("regions"));
   EXPECT_THAT(capabilities.memory_socket(), ::testing::EndsWith("m.sock"));
+}
+
+// --- named segments
+
+class NamedRegionTest : public RegionTest {
+ protected:
+  NamedRegionTest() : RegionTest({}, /*named=*/true) {}
+};
+
+TEST_F(NamedRegionTest, CapabilitiesTellOfThem) {
+  v1::GetCapabilitiesResponse capabilities;
+  grpc::ClientContext context;
+  ASSERT_TRUE(
+      v1::KvBridge::NewStub(harness_.Connect())->GetCapabilities(&context, {}, &capabilities).ok());
+  EXPECT_THAT(capabilities.features(), ::testing::Contains("named_shm"));
+}
+
+TEST_F(NamedRegionTest, ASourceThatIsCutShortInMidMapFallsBackWithTransport) {
+  HeldTransfer held(harness_, Header());
+  held.Ready(kTokens / 2);
+  ASSERT_TRUE(source_->region.segment->Cut(0));
+  held.Ready(kTokens);
+  const v1::Decision decision = held.Decision();
+  EXPECT_EQ(decision.outcome(), v1::OUTCOME_FALLBACK_REPREFILL);
+  EXPECT_EQ(decision.reason(), v1::REASON_TRANSPORT);
+  EXPECT_EQ(decision.detail(), "source_selection.pool: its owner cut the shared memory short");
+  EXPECT_EQ(harness_.Call(Header(), {}).decision.reason(), v1::REASON_TRANSPORT)
+      << "whatever asks for it next";
+}
+
+TEST_F(NamedRegionTest, ATargetThatIsCutShortInMidMapFallsBackWithTransportAndListsItsPages) {
+  HeldTransfer held(harness_, Header());
+  held.Ready(kPageTokens);
+  const int32_t layers = harness_.mapper().target.geometry.layers;
+  for (v1::TransferEvent event = held.Next(); event.layers_ready().layer_end() < layers;) {
+    event = held.Next();
+    ASSERT_NE(event.event_case(), 0) << "the stream ended";
+  }
+  ASSERT_TRUE(target_->region.segment->Cut(0));
+  held.Ready(kTokens);
+  const v1::Decision decision = held.Decision();
+  EXPECT_EQ(decision.reason(), v1::REASON_TRANSPORT);
+  EXPECT_EQ(decision.detail(), "target_selection.pool: its owner cut the shared memory short");
+  EXPECT_THAT(decision.dirty_pages(), ElementsAre(target_pages_[0]));
+}
+
+TEST_F(NamedRegionTest, CutShortItIsReleasedLikeAnyOther) {
+  const long before = memory::HostState::Now().region_maps;
+  const size_t guards = base::BusGuard::InUse();
+  ASSERT_TRUE(source_->region.segment->Cut(0));
+  EXPECT_EQ(harness_.Call(Header(), {}).decision.reason(), v1::REASON_TRANSPORT);
+  ASSERT_TRUE(harness_.Quiet());
+  const uint64_t used = Use().mapped_bytes;
+  EXPECT_FALSE(client_->Unregister(source_->region.id).draining());
+  EXPECT_EQ(Use().mapped_bytes, used - source_->region.bytes().size());
+  EXPECT_EQ(memory::HostState::Now().region_maps, before - 1);
+  EXPECT_EQ(base::BusGuard::InUse(), guards - 1);
 }
 
 // --- streaming

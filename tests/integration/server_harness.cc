@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "proto/kvbridge/v1/crc32c.h"
 #include "server/convert.h"
+#include "tests/core/memory/client_shm.h"
 #include "tests/support/notification.h"
 
 namespace kvbridge::server {
@@ -109,6 +110,7 @@ void ServerHarness::Start(const HarnessOptions& options) {
   config.mutable_memory()->set_max_sessions(8);
   *config.mutable_memory()->mutable_lease() = ToProto(absl::Seconds(30));
   *config.mutable_memory()->mutable_ticket_life() = ToProto(absl::Seconds(30));
+  config.mutable_memory()->add_named_shm()->set_prefix(memory::ShmPrefix());
   config.mutable_engine()->set_threads(2);
   config.mutable_engine()->set_tile_tokens(32);
   config.mutable_drain()->mutable_delay()->Clear();

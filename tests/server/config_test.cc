@@ -267,6 +267,32 @@ TEST(ConfigTest, TenantsAreNamedOnceAndWeighSomething) {
                     HasSubstr("tenants[2].name: expected 1 to 128 printable characters")));
 }
 
+TEST(ConfigTest, NamedSharedMemoryIsSomebodysAlone) {
+  const auto with = [](const std::string& named) {
+    return LoadConfig(File("memory: {socket: /run/m.sock, named_shm: [" + named + "]}"));
+  };
+  const auto good = with("{prefix: psm_, uid: 1000}, {tenant: ben, prefix: ben-}");
+  ASSERT_TRUE(good.ok()) << good.status();
+  EXPECT_FALSE(good->config.memory().named_shm(1).has_uid());
+  EXPECT_THAT(PrintYaml(*good),
+              AllOf(HasSubstr("tenant: \"\"  # default"), HasSubstr("prefix: \"psm_\"  # file"),
+                    HasSubstr("uid: 1000  # file")));
+  EXPECT_THAT(
+      std::string(with("{tenant: 'b c', prefix: .x}, {prefix: ben-}, {prefix: ben-2-}, {tenant: a}")
+                      .status()
+                      .message()),
+      AllOf(HasSubstr("memory.named_shm[0].tenant: expected nothing, or a tenant's name"),
+            HasSubstr("memory.named_shm[0].prefix: expected 1 to 64 characters of "
+                      "[A-Za-z0-9._-], first no dot, got \".x\""),
+            HasSubstr("memory.named_shm[2].prefix: expected names apart from "
+                      "named_shm[1]'s, got \"ben-2-\""),
+            HasSubstr("memory.named_shm[3].prefix: expected 1 to 64 characters")));
+  EXPECT_THAT(std::string(with("{prefix: a, uid: -1}").status().message()),
+              HasSubstr("memory.named_shm[0].uid: expected"));
+  EXPECT_THAT(ErrorOf(File("memory: {named_shm: [{prefix: a}]}")),
+              HasSubstr("memory.named_shm: expected none without memory.socket, got 1"));
+}
+
 TEST(ConfigTest, NestedSettingsHaveFlagsAndVariables) {
   const auto loaded = LoadConfig({.env = {{"KVBRIDGE_LISTEN_TLS_REFRESH_INTERVAL", "3s"},
                                           {"KVBRIDGE_MEMORY_ALLOWED_UIDS", "7,8"}},

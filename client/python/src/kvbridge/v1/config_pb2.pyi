@@ -133,13 +133,14 @@ class LogConfig(_message.Message):
     def __init__(self, level: _Optional[str] = ..., format: _Optional[str] = ...) -> None: ...
 
 class MemoryConfig(_message.Message):
-    __slots__ = ["allowed_uids", "huge_pages", "lease", "max_bytes", "max_sessions", "max_tenant_bytes", "socket", "ticket_life"]
+    __slots__ = ["allowed_uids", "huge_pages", "lease", "max_bytes", "max_sessions", "max_tenant_bytes", "named_shm", "socket", "ticket_life"]
     ALLOWED_UIDS_FIELD_NUMBER: _ClassVar[int]
     HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_TENANT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NAMED_SHM_FIELD_NUMBER: _ClassVar[int]
     SOCKET_FIELD_NUMBER: _ClassVar[int]
     TICKET_LIFE_FIELD_NUMBER: _ClassVar[int]
     allowed_uids: _containers.RepeatedScalarFieldContainer[int]
@@ -148,15 +149,26 @@ class MemoryConfig(_message.Message):
     max_bytes: int
     max_sessions: int
     max_tenant_bytes: int
+    named_shm: _containers.RepeatedCompositeFieldContainer[NamedShmConfig]
     socket: str
     ticket_life: _duration_pb2.Duration
-    def __init__(self, socket: _Optional[str] = ..., max_bytes: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ticket_life: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., huge_pages: bool = ..., allowed_uids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, socket: _Optional[str] = ..., max_bytes: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ticket_life: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., huge_pages: bool = ..., allowed_uids: _Optional[_Iterable[int]] = ..., named_shm: _Optional[_Iterable[_Union[NamedShmConfig, _Mapping]]] = ...) -> None: ...
 
 class MetricsConfig(_message.Message):
     __slots__ = ["latency_buckets"]
     LATENCY_BUCKETS_FIELD_NUMBER: _ClassVar[int]
     latency_buckets: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, latency_buckets: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class NamedShmConfig(_message.Message):
+    __slots__ = ["prefix", "tenant", "uid"]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    tenant: str
+    uid: int
+    def __init__(self, tenant: _Optional[str] = ..., prefix: _Optional[str] = ..., uid: _Optional[int] = ...) -> None: ...
 
 class PeerConfig(_message.Message):
     __slots__ = ["address", "ca_file", "cert_file", "key_file", "name", "token_file"]

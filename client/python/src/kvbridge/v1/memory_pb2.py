@@ -15,7 +15,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvbridge.v1 import types_pb2 as kvbridge_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvbridge/v1/memory.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvbridge/v1/types.proto\"$\n\x12OpenSessionRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"S\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x82\x01\n\x15RegisterRegionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\t\x12\x16\n\tnuma_node\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08writable\x18\x05 \x01(\x08\x42\x0c\n\n_numa_node\"O\n\x16RegisterRegionResponse\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\t\"\x83\x01\n\tPoolPlane\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x04\x12\x13\n\x0bpage_stride\x18\x03 \x01(\x03\x12\x14\n\x0ctoken_stride\x18\x04 \x01(\x03\x12\x13\n\x0bhead_stride\x18\x05 \x01(\x03\x12\x0e\n\x06scales\x18\x06 \x03(\x02\"\xc6\x01\n\x13RegisterPoolRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.kvbridge.v1.ModelSpec\x12\x17\n\x0ftokens_per_page\x18\x03 \x01(\x05\x12\r\n\x05pages\x18\x04 \x01(\x05\x12$\n\x04keys\x18\x05 \x03(\x0b\x32\x16.kvbridge.v1.PoolPlane\x12&\n\x06values\x18\x06 \x03(\x0b\x32\x16.kvbridge.v1.PoolPlane\";\n\x14RegisterPoolResponse\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"3\n\x11UnregisterRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"&\n\x12UnregisterResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"!\n\x0bListRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x0cListResponse\x12\x12\n\nregion_ids\x18\x01 \x03(\t\x12\x10\n\x08pool_ids\x18\x02 \x03(\t2\x9a\x03\n\x06Memory\x12T\n\x0bOpenSession\x12\x1f.kvbridge.v1.OpenSessionRequest\x1a .kvbridge.v1.OpenSessionResponse(\x01\x30\x01\x12Y\n\x0eRegisterRegion\x12\".kvbridge.v1.RegisterRegionRequest\x1a#.kvbridge.v1.RegisterRegionResponse\x12S\n\x0cRegisterPool\x12 .kvbridge.v1.RegisterPoolRequest\x1a!.kvbridge.v1.RegisterPoolResponse\x12M\n\nUnregister\x12\x1e.kvbridge.v1.UnregisterRequest\x1a\x1f.kvbridge.v1.UnregisterResponse\x12;\n\x04List\x12\x18.kvbridge.v1.ListRequest\x1a\x19.kvbridge.v1.ListResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvbridge/v1/memory.proto\x12\x0bkvbridge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvbridge/v1/types.proto\"$\n\x12OpenSessionRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"S\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x15RegisterRegionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\t\x12\x16\n\tnuma_node\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08writable\x18\x05 \x01(\x08\x12\x10\n\x08shm_name\x18\x06 \x01(\tB\x0c\n\n_numa_node\"O\n\x16RegisterRegionResponse\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\t\"\x83\x01\n\tPoolPlane\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x04\x12\x13\n\x0bpage_stride\x18\x03 \x01(\x03\x12\x14\n\x0ctoken_stride\x18\x04 \x01(\x03\x12\x13\n\x0bhead_stride\x18\x05 \x01(\x03\x12\x0e\n\x06scales\x18\x06 \x03(\x02\"\xc6\x01\n\x13RegisterPoolRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.kvbridge.v1.ModelSpec\x12\x17\n\x0ftokens_per_page\x18\x03 \x01(\x05\x12\r\n\x05pages\x18\x04 \x01(\x05\x12$\n\x04keys\x18\x05 \x03(\x0b\x32\x16.kvbridge.v1.PoolPlane\x12&\n\x06values\x18\x06 \x03(\x0b\x32\x16.kvbridge.v1.PoolPlane\";\n\x14RegisterPoolResponse\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"3\n\x11UnregisterRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"&\n\x12UnregisterResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"!\n\x0bListRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x0cListResponse\x12\x12\n\nregion_ids\x18\x01 \x03(\t\x12\x10\n\x08pool_ids\x18\x02 \x03(\t2\x9a\x03\n\x06Memory\x12T\n\x0bOpenSession\x12\x1f.kvbridge.v1.OpenSessionRequest\x1a .kvbridge.v1.OpenSessionResponse(\x01\x30\x01\x12Y\n\x0eRegisterRegion\x12\".kvbridge.v1.RegisterRegionRequest\x1a#.kvbridge.v1.RegisterRegionResponse\x12S\n\x0cRegisterPool\x12 .kvbridge.v1.RegisterPoolRequest\x1a!.kvbridge.v1.RegisterPoolResponse\x12M\n\nUnregister\x12\x1e.kvbridge.v1.UnregisterRequest\x1a\x1f.kvbridge.v1.UnregisterResponse\x12;\n\x04List\x12\x18.kvbridge.v1.ListRequest\x1a\x19.kvbridge.v1.ListResponseb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvbridge.v1.memory_pb2', globals())
@@ -27,23 +27,23 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _OPENSESSIONRESPONSE._serialized_start=136
   _OPENSESSIONRESPONSE._serialized_end=219
   _REGISTERREGIONREQUEST._serialized_start=222
-  _REGISTERREGIONREQUEST._serialized_end=352
-  _REGISTERREGIONRESPONSE._serialized_start=354
-  _REGISTERREGIONRESPONSE._serialized_end=433
-  _POOLPLANE._serialized_start=436
-  _POOLPLANE._serialized_end=567
-  _REGISTERPOOLREQUEST._serialized_start=570
-  _REGISTERPOOLREQUEST._serialized_end=768
-  _REGISTERPOOLRESPONSE._serialized_start=770
-  _REGISTERPOOLRESPONSE._serialized_end=829
-  _UNREGISTERREQUEST._serialized_start=831
-  _UNREGISTERREQUEST._serialized_end=882
-  _UNREGISTERRESPONSE._serialized_start=884
-  _UNREGISTERRESPONSE._serialized_end=922
-  _LISTREQUEST._serialized_start=924
-  _LISTREQUEST._serialized_end=957
-  _LISTRESPONSE._serialized_start=959
-  _LISTRESPONSE._serialized_end=1011
-  _MEMORY._serialized_start=1014
-  _MEMORY._serialized_end=1424
+  _REGISTERREGIONREQUEST._serialized_end=370
+  _REGISTERREGIONRESPONSE._serialized_start=372
+  _REGISTERREGIONRESPONSE._serialized_end=451
+  _POOLPLANE._serialized_start=454
+  _POOLPLANE._serialized_end=585
+  _REGISTERPOOLREQUEST._serialized_start=588
+  _REGISTERPOOLREQUEST._serialized_end=786
+  _REGISTERPOOLRESPONSE._serialized_start=788
+  _REGISTERPOOLRESPONSE._serialized_end=847
+  _UNREGISTERREQUEST._serialized_start=849
+  _UNREGISTERREQUEST._serialized_end=900
+  _UNREGISTERRESPONSE._serialized_start=902
+  _UNREGISTERRESPONSE._serialized_end=940
+  _LISTREQUEST._serialized_start=942
+  _LISTREQUEST._serialized_end=975
+  _LISTRESPONSE._serialized_start=977
+  _LISTRESPONSE._serialized_end=1029
+  _MEMORY._serialized_start=1032
+  _MEMORY._serialized_end=1442
 # @@protoc_insertion_point(module_scope)

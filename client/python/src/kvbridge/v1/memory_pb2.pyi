@@ -76,18 +76,20 @@ class RegisterPoolResponse(_message.Message):
     def __init__(self, pool_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RegisterRegionRequest(_message.Message):
-    __slots__ = ["bytes", "numa_node", "session_id", "ticket", "writable"]
+    __slots__ = ["bytes", "numa_node", "session_id", "shm_name", "ticket", "writable"]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SHM_NAME_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     WRITABLE_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     numa_node: int
     session_id: str
+    shm_name: str
     ticket: str
     writable: bool
-    def __init__(self, session_id: _Optional[str] = ..., bytes: _Optional[int] = ..., ticket: _Optional[str] = ..., numa_node: _Optional[int] = ..., writable: bool = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., bytes: _Optional[int] = ..., ticket: _Optional[str] = ..., numa_node: _Optional[int] = ..., writable: bool = ..., shm_name: _Optional[str] = ...) -> None: ...
 
 class RegisterRegionResponse(_message.Message):
     __slots__ = ["generation", "region_id", "ticket"]

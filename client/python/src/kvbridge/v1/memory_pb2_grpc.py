@@ -55,7 +55,8 @@ class MemoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RegisterRegion(self, request, context):
-        """Makes a region known: one that the server allocates, or a client's sealed memfd.
+        """Makes a region known: one that the server allocates, a client's sealed memfd, or a client's POSIX
+        shared memory by its name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
