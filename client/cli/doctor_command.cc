@@ -37,6 +37,17 @@ Finding CheckRoutes(const absl::StatusOr<v1::HealthResponse>& health) {
   return routes;
 }
 
+// Whether anybody may register shared memory by its name.
+Finding NamedShm(const v1::GetCapabilitiesResponse& told) {
+  const auto& features = told.features();
+  const bool on = std::find(features.begin(), features.end(), "named_shm") != features.end();
+  return {.check = "named_shm",
+          .verdict = Verdict::kOk,
+          .found = on ? "on for the names in memory.named_shm" : "off",
+          .why = "an engine that can't pass descriptors names its shared memory instead",
+          .advice = ""};
+}
+
 // How a server answers, how its routes are, and whether its regions can be had from here.
 std::vector<Finding> CheckServer(const ServerAccess& access) {
   Finding server{.check = "server",
@@ -61,7 +72,7 @@ std::vector<Finding> CheckServer(const ServerAccess& access) {
       absl::StrCat("version ", told->version(), ", ", told->backend(), ", ", told->routes_size(),
                    " routes, ", absl::StrJoin(told->features(), " "));
   return {server, CheckRoutes((*client)->Health("", access.Timeout())),
-          CheckSideSocket(told->memory_socket())};
+          CheckSideSocket(told->memory_socket()), NamedShm(*told)};
 }
 
 std::string Text(const std::vector<Finding>& findings, bool color) {

@@ -165,14 +165,18 @@ absl::StatusOr<std::unique_ptr<MemorySession>> MemorySession::Open(
 bool MemorySession::alive() const { return stream_->alive(); }
 
 absl::StatusOr<std::string> MemorySession::Register(const RegionPtr& region, absl::Time deadline) {
-  const absl::Duration left = std::min(kShort, deadline - SteadyNow());
-  auto ticket = DepositFd(socket_, id_, region->fd(), left);
-  if (!ticket.ok()) return ticket.status();
   v1::RegisterRegionRequest request;
   request.set_session_id(id_);
   request.set_bytes(region->bytes().size());
-  request.set_ticket(*std::move(ticket));
-  request.set_writable(true);
+  request.set_writable(region->writable());
+  if (region->name().empty()) {
+    const absl::Duration left = std::min(kShort, deadline - SteadyNow());
+    auto ticket = DepositFd(socket_, id_, region->fd(), left);
+    if (!ticket.ok()) return ticket.status();
+    request.set_ticket(*std::move(ticket));
+  } else {
+    request.set_shm_name(region->name());
+  }
   auto granted = Call<v1::RegisterRegionResponse>(*stub_, &v1::Memory::Stub::RegisterRegion,
                                                   request, deadline);
   if (!granted.ok()) return granted.status();

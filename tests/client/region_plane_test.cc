@@ -15,6 +15,7 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/pool.h"
+#include "tests/core/memory/client_shm.h"
 #include "tests/integration/server_harness.h"
 
 namespace kvbridge::client {
@@ -98,8 +99,10 @@ class RegionPlaneTest : public ::testing::Test {
     return ViewOf<TargetView, std::byte>(cache, options_.header.target());
   }
 
-  // Room for the tokens and two pages more, [pages, tokens, heads, dim] per plane.
-  static std::shared_ptr<const Pool> MakePool(const v1::ModelSpec& model) {
+  // Room for the tokens and two pages more, [pages, tokens, heads, dim] per plane; in a region of
+  // its own unless one is given.
+  static std::shared_ptr<const Pool> MakePool(
+      const v1::ModelSpec& model, std::shared_ptr<const SharedRegion> region = nullptr) {
     const v1::KvGeometry& geometry = model.geometry();
     PoolLayout layout;
     layout.model = model;
@@ -110,7 +113,9 @@ class RegionPlaneTest : public ::testing::Test {
     layout.token_stride = layout.head_stride * geometry.kv_heads();
     layout.page_stride = layout.token_stride * kPageTokens;
     const size_t plane = static_cast<size_t>(layout.page_stride * layout.pages);
-    auto region = SharedRegion::Create(plane * 2 * geometry.layers()).value();
+    if (region == nullptr) {
+      region = SharedRegion::Create(plane * 2 * geometry.layers()).value();
+    }
     for (int32_t i = 0; i < 2 * geometry.layers(); ++i) {
       layout.planes.push_back(region->bytes().data() + i * plane);
     }
@@ -160,6 +165,38 @@ TEST_F(RegionPlaneTest, PagesGetTheBytesThatChunksGet) {
   ExpectInlineBytes();
   EXPECT_EQ(client_->counters().planes.at("region"), 1u);
   EXPECT_EQ(client_->counters().plane_fallbacks.at("asked"), 1u);
+}
+
+TEST_F(RegionPlaneTest, PagesOfANamedSegmentGetTheBytesThatChunksGet) {
+  const memory::ClientShm source_shm(memory::ShmPrefix() + "source", 1 << 20);
+  const memory::ClientShm target_shm(memory::ShmPrefix() + "target", (1 << 20) + 100);
+  const auto source_region = SharedRegion::Named("/" + source_shm.name(), /*writable=*/false);
+  const auto target_region = SharedRegion::Named(target_shm.name());
+  ASSERT_TRUE(source_region.ok() && target_region.ok());
+  EXPECT_EQ((*target_region)->bytes().size(), size_t{1} << 20) << "whole pages";
+  const auto source = MakePool(options_.header.source(), *source_region);
+  CopyTokens(Source(), source->Target(kPages, kTokens).value(), 0, kTokens);
+  const auto target =
+      MakePool(options_.header.target(), *target_region)->Target(kPages, kTokens).value();
+  const TransferResult result = Map(options_, source->Source(kPages, kTokens).value(), target);
+  ASSERT_TRUE(result.applied()) << result.reason << ": " << result.detail;
+  EXPECT_EQ(result.plane, v1::PLANE_REGION) << result.plane_detail;
+  Gather(target);
+  ExpectInlineBytes();
+}
+
+TEST_F(RegionPlaneTest, ANameThatIsNotTheTenantsSendsChunks) {
+  const memory::ClientShm shm(memory::ShmPrefix("another"), 1 << 20);
+  const auto region = SharedRegion::Named(shm.name()).value();
+  const auto source = MakePool(options_.header.source(), region);
+  const TransferResult result =
+      Map(options_, source->Source(kPages, kTokens).value(), PooledTarget());
+  EXPECT_TRUE(result.applied()) << result.reason << ": " << result.detail;
+  EXPECT_EQ(result.plane, v1::PLANE_INLINE);
+  EXPECT_EQ(result.plane_reason, "refused");
+  const absl::Status none = SharedRegion::Named("/kvbridge-test-none").status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("shared memory /kvbridge-test-none: "));
 }
 
 // The pages are another client's, as those of an engine in another process would be.
@@ -312,8 +349,10 @@ TEST_F(RegionPlaneTest, NothingIsLeftOfManyClients) {
 class NoRegionsTest : public RegionPlaneTest {
  protected:
   NoRegionsTest()
-      : RegionPlaneTest(
-            {.configure = [](v1::Config* config) { config->mutable_memory()->clear_socket(); }}) {}
+      : RegionPlaneTest({.configure = [](v1::Config* config) {
+          config->mutable_memory()->clear_socket();
+          config->mutable_memory()->clear_named_shm();
+        }}) {}
 };
 
 TEST_F(NoRegionsTest, ChunksGoAndTheResultSaysWhy) {

@@ -20,7 +20,7 @@ import grpc
 
 from kvbridge.closing import Closing
 from kvbridge.pools import TOKENS_FIRST, PagedCache, Pool, describe
-from kvbridge.region import Region, RegionArena, page_multiple, sealed_memory
+from kvbridge.region import Region, RegionArena, named_segment, page_multiple, sealed_memory
 from kvbridge.side_socket import SideSocket, SideSocketRefused
 from kvbridge.v1 import memory_pb2, memory_pb2_grpc, transfer_pb2, transfer_pb2_grpc, types_pb2
 
@@ -169,6 +169,23 @@ class SharedMemory(Closing):
             self._regions.append(region)
         return region
 
+    def named(self, name: str, *, writable: bool = True) -> Region:
+        """As share(), a segment that is in /dev/shm already (multiprocessing.shared_memory, shm_open), for engines
+        that have one, and for servers that descriptors don't reach. The server opens it by its name, which its
+        configuration has to allow (`memory.named_shm`); otherwise pools in it go inline.
+
+        It stays its maker's, to unlink too. Nobody may cut it short while it is used: transfers would fall back
+        with transport, and this process would get SIGBUS. ValueError when it can't be opened or has not a page."""
+        name = name.removeprefix("/")
+        try:
+            fd, size = named_segment(name)
+            region = Region(fd, size, writable, shm_name=name)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"shared memory {name}: {error}") from None
+        with self._lock:
+            self._regions.append(region)
+        return region
+
     def arena(self, size: int) -> RegionArena:
         """Own memory that an engine allocates its cache in."""
         return RegionArena(self.share(size))
@@ -258,14 +275,17 @@ class SharedMemory(Closing):
 
     def _register(self, lease: Lease, region: Region, deadline: float | None = None) -> None:
         """Offers memory that this process holds."""
-        try:
-            with SideSocket(lease.socket_path, self._left(deadline)) as side:
-                ticket = side.deposit(lease.session_id, region.fd)
-        except (OSError, SideSocketRefused) as error:
-            raise _unavailable(error) from None
         request = memory_pb2.RegisterRegionRequest(
-            session_id=lease.session_id, bytes=region.size, ticket=ticket, writable=region.writable
+            session_id=lease.session_id, bytes=region.size, writable=region.writable
         )
+        if region.shm_name:
+            request.shm_name = region.shm_name
+        else:
+            try:
+                with SideSocket(lease.socket_path, self._left(deadline)) as side:
+                    request.ticket = side.deposit(lease.session_id, region.fd)
+            except (OSError, SideSocketRefused) as error:
+                raise _unavailable(error) from None
         granted = self._call(self._memory.RegisterRegion, request, deadline)
         lease.region_ids[region] = granted.region_id
 

@@ -1,8 +1,9 @@
 """Memory that this process and kvbridged both have mapped, and caches allocated in it.
 
 What this process allocates (SharedMemory.share) is its own: it stays what it is whatever becomes of the server, as
-long as an array or a tensor lies in it, and a later session registers the same memory again. What the server
-allocates (SharedMemory.allocate) it wipes when the session ends.
+long as an array or a tensor lies in it, and a later session registers the same memory again. So does a segment that
+somebody made and named (SharedMemory.named). What the server allocates (SharedMemory.allocate) it wipes when the
+session ends.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Region:
-    """A piece of shared memory, made by SharedMemory.share() or allocate(). `size` in bytes."""
+    """A piece of shared memory, made by SharedMemory.share(), allocate() or named(). `size` in bytes."""
 
-    def __init__(self, fd: int, size: int, writable: bool, session_id: str = "") -> None:
+    def __init__(
+        self, fd: int, size: int, writable: bool, session_id: str = "", shm_name: str = ""
+    ) -> None:
         """Takes `fd` over, also when it fails."""
         self.size = size
         self.writable = writable  # by the server: targets may lie in it
         self.session_id = session_id  # that the memory ends with; empty = it is this process's own
+        self.shm_name = shm_name  # that the server opens it by; empty = by its descriptor
         self._fd = fd
         try:
             self._bytes: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, size), np.uint8)
@@ -103,6 +107,17 @@ class RegionArena:
             )
         self._used = end
         return begin
+
+
+def named_segment(name: str) -> tuple[int, int]:
+    """A descriptor of a segment in /dev/shm, and the bytes of its whole pages. OSError when it can't be opened,
+    ValueError when it has not a page."""
+    fd = os.open(f"/dev/shm/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    size = os.fstat(fd).st_size
+    if size < mmap.PAGESIZE:
+        os.close(fd)
+        raise ValueError(f"expected at least {mmap.PAGESIZE} bytes, got {size}")
+    return fd, size // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def page_multiple(size: int) -> int:
