@@ -213,7 +213,11 @@ void RelayMap::Decide() {
 }
 
 engine::Decision RelayMap::Conclude(const engine::Decision& peers) {
-  if (!peers.applied()) Cancel(WhyOf(peers));
+  if (!peers.applied()) {
+    Cancel(WhyOf(peers));
+  } else if (!Complete(/*input_ended=*/true)) {
+    Cancel(Fallback(Reason::kTransport, "the peer: applied before it had everything"));
+  }
   base::MutexLock lock(&mutex_);
   Decide();
   engine::Decision own = *decision_;

@@ -40,6 +40,13 @@ std::string PushAddress(const std::string& told, const std::string& peer_uri) {
   return absl::StrCat(host.substr(0, host.rfind(':')), told);
 }
 
+// A call that ended before its decision.
+std::string HowEnded(const grpc::Status& status) {
+  if (status.ok()) return "ended the call without a decision";
+  return absl::StrCat(CodeName(status.error_code()), status.error_message().empty() ? "" : ": ",
+                      status.error_message());
+}
+
 }  // namespace
 
 std::shared_ptr<RelaySession> RelaySession::Create(const TransferEnv& env,
@@ -292,10 +299,28 @@ void RelaySession::TakeEvent() {
     Accepted(std::move(*message));
   } else if (message != nullptr && message->has_completed()) {
     peer_decided_ = true;
-    Decide(message->completed().decision());
+    TakeDecision(std::move(*message->mutable_completed()->mutable_decision()));
   } else {
     to_caller_.push_back(std::move(call_.incoming()));
   }
+}
+
+// A caller always learns why, and that it is the peer who left it out or came too early.
+void RelaySession::TakeDecision(v1::Decision decision) {
+  const bool applied = decision.outcome() == v1::OUTCOME_APPLIED;
+  if (applied && phase_ == Phase::kCalling) {
+    return DecideHere(Fallback(
+        Reason::kTransport, absl::StrCat("peer ", peer_name_, ": applied before it was accepted")));
+  }
+  if (!applied && decision.reason() == v1::REASON_UNSPECIFIED) {
+    decision.set_reason(v1::REASON_INTERNAL);
+    decision.set_detail(absl::StrCat("peer ", peer_name_, ": gave no reason",
+                                     decision.detail().empty() ? "" : ": ", decision.detail()));
+  }
+  if (decision.outcome() == v1::OUTCOME_UNSPECIFIED) {
+    decision.set_outcome(v1::OUTCOME_FALLBACK_REPREFILL);
+  }
+  Decide(std::move(decision));
 }
 
 void RelaySession::Accepted(v1::TransferEvent event) {
@@ -334,9 +359,7 @@ void RelaySession::OnPeerDone(const grpc::Status& status) {
     const Reason reason = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
                               ? Reason::kDeadlineExceeded
                               : Reason::kTransport;
-    DecideHere(
-        Fallback(reason, absl::StrCat("peer ", peer_name_, ": ", CodeName(status.error_code()),
-                                      ": ", status.error_message())));
+    DecideHere(Fallback(reason, absl::StrCat("peer ", peer_name_, ": ", HowEnded(status))));
   }
   Pump();
 }

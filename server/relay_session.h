@@ -99,6 +99,7 @@ class RelaySession final : public PeerCall::Owner,
   void EndInput() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeMessage();
   void TakeEvent();
+  void TakeDecision(v1::Decision decision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Accepted(v1::TransferEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeFrames(RelaySource::Answer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendFrame(CacheChunk frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -120,6 +120,7 @@ class FakeKvbridgeServer::Service final : public v1::KvBridge::Service, public v
     if (call < options.unavailable_calls + options.accepted_then_lost) {
       return {grpc::StatusCode::UNAVAILABLE, "lost"};
     }
+    if (options.behaviour == Behaviour::kAppliedAtOnce) return Complete(covered, stream);
     return Answer(covered, stream);
   }
 

@@ -24,6 +24,7 @@ enum class Behaviour {
   kDuplicateChunk,       // one chunk comes twice
   kChunkBeyondCovered,   // a token more than Accepted said
   kChunkBeforeAccepted,  // the answer comes before the admission
+  kAppliedAtOnce,        // applied before it has read any of the source
   kAcceptsTooMuch,       // more covered tokens than were sent
   kCompletedTwice,       // applied, and applied again
   kAppliedAfterError,    // fallback, then applied
