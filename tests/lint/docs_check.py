@@ -3,8 +3,8 @@
     python3 tests/lint/docs_check.py [ROOT]
 
 docs/metrics.md against core/metrics/metric_names.h, docs/errors.md and core/guard/reason.cc against the
-Reason enum of the wire, docs/configuration.md against config.proto, and links between pages. Prints one
-line per difference and exits 1 if there is any.
+Reason enum of the wire, docs/configuration.md against config.proto, docs/architecture.md against the
+folders of core/, and links between pages. Prints one line per difference and exits 1 if there is any.
 """
 import re
 import sys
@@ -74,6 +74,12 @@ def configuration(root):
     yield from differences("docs/configuration.md", documented, set(config_paths(proto, "Config", "")))
 
 
+def modules(root):
+    actual = {folder.parent.name for folder in root.glob("core/*/CMakeLists.txt")}
+    page = (root / "docs/architecture.md").read_text()
+    yield from differences("docs/architecture.md", set(re.findall(r"^\| `core/(\w+)` \|", page, re.M)), actual)
+
+
 def links(root):
     for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), root / "client/python/README.md"]:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
@@ -83,7 +89,7 @@ def links(root):
 
 def main():
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    problems = [p for check in (metrics, reasons, configuration, links) for p in check(root)]
+    problems = [p for check in (metrics, reasons, configuration, modules, links) for p in check(root)]
     print("\n".join(problems) or "docs_check: pages and code agree")
     return 1 if problems else 0
 

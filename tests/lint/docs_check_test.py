@@ -10,6 +10,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 READ = [
     "docs",
+    *(str(path.relative_to(ROOT)) for path in ROOT.glob("core/*/CMakeLists.txt")),
     "core/metrics/metric_names.h",
     "core/guard/reason.cc",
     "proto/kvbridge/v1",
@@ -63,6 +64,10 @@ class DocsCheckTest(unittest.TestCase):
     def test_a_setting_that_no_page_explains(self):
         self.edit("docs/configuration.md", "`limits.max_tokens`", "`limits.most_tokens`")
         self.assert_finds("limits.max_tokens is in the code")
+
+    def test_a_folder_that_no_page_explains(self):
+        self.edit("docs/architecture.md", "| `core/memory` |", "| `core/memories` |")
+        self.assert_finds("memory is in the code", "memories is in the page")
 
     def test_a_broken_link(self):
         self.edit("docs/architecture.md", "(concurrency.md)", "(concurrent.md)")
