@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up, builds and runs every test: C++ (ctest), Python (pytest), lint. Thirteen minutes on two
+# Sets up, builds and runs every test: C++ (ctest), Python (pytest), lint. Twenty-four minutes on two
 # cores with a part-warm ccache. Prints ctest's and pytest's closing lines last.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
