@@ -8,6 +8,7 @@
 
 #include "core/base/utf8.h"
 #include "core/device/copy_backend.h"
+#include "core/metrics/metric_names.h"
 #include "server/grpc_time.h"
 #include "server/tenant.h"
 

@@ -10,6 +10,7 @@
 
 #include "core/base/exact.h"
 #include "core/memory/named_shm.h"
+#include "core/metrics/metric_names.h"
 #include "server/address.h"
 #include "server/config.h"
 #include "server/method_group.h"
@@ -18,7 +19,6 @@ namespace kvbridge::server {
 namespace {
 
 constexpr int kMaxRoutes = 64;
-constexpr absl::string_view kNoRoute = "_other";  // the pair of transfers that name none
 constexpr int kMaxTenants = 256;
 constexpr int kMaxPeers = 64;
 
@@ -300,8 +300,8 @@ void CheckRoutes(const v1::Config& config, Problems& problems) {
                     route.name());
     problems.Quoted(names.insert(route.name()).second, path + ".name", "a name used once",
                     route.name());
-    problems.Quoted(route.name() != kNoRoute, path + ".name", "another name than _other",
-                    route.name());
+    problems.Quoted(route.name() != metrics::kOtherPair, path + ".name",
+                    absl::StrCat("another name than ", metrics::kOtherPair), route.name());
     problems.Quoted(!route.artifact().empty(), path + ".artifact", "a folder", route.artifact());
     problems.Quoted(route.source_config().empty() == route.target_config().empty(),
                     path + ".target_config", "both source_config and target_config or neither",

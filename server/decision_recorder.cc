@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "core/metrics/metric_names.h"
 #include "server/route_watch.h"
 
 namespace kvbridge::server {

@@ -158,8 +158,6 @@ std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
   // First, for those that come may need their place.
   for (const auto& [name, route] : gone) {
     tell_drill(name, route.policy.drill, {});
-    deps_.metrics->UnprovenAllowed(name, false);
-    deps_.metrics->ArtifactGone(name);
     deps_.metrics->RemovePair(name);
   }
   for (const v1::RouteConfig& route : config.routes()) {
@@ -172,17 +170,19 @@ std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
     }
     const Route old = stays->second;
     if (!SameArtifact(*old.config, route)) to_load.push_back(route.name());
-    if (SameStage(*old.config, route)) stage_stays.push_back(route.name());
     Reconfigure(route, &stays->second);
     const guard::RoutePolicy& policy = stays->second.policy;
     tell_drill(route.name(), old.policy.drill, policy.drill);
-    if (policy.stage != old.policy.stage) {
+    if (SameStage(*old.config, route)) {
+      stage_stays.push_back(route.name());
+    } else if (policy.stage != old.policy.stage) {
       changes.push_back(StageChange(route.name(), old.policy.stage, policy.stage, "reload"));
     }
   }
   {
     base::MutexLock lock(&mutex_);
-    for (const std::string& name : stage_stays) {  // an operator may have set it meanwhile
+    // As an operator, or what was reported, has set it, meanwhile too.
+    for (const std::string& name : stage_stays) {
       const guard::RoutePolicy& now = routes_.find(name)->second.policy;
       next.find(name)->second.policy.stage = now.stage;
       next.find(name)->second.policy.canary_share = now.canary_share;
@@ -199,12 +199,7 @@ std::vector<std::string> RouteTable::Apply(const v1::Config& config) {
 }
 
 void RouteTable::Reconfigure(const v1::RouteConfig& config, Route* route) const {
-  guard::RoutePolicy policy = ToPolicy(config);
-  if (SameStage(*route->config, config)) {
-    policy.stage = route->policy.stage;
-    policy.canary_share = route->policy.canary_share;
-  }
-  route->policy = std::move(policy);
+  route->policy = ToPolicy(config);
   route->config = std::make_shared<const v1::RouteConfig>(config);
   route->watch->Configure(config);
   deps_.metrics->UnprovenAllowed(config.name(), config.allow_unproven());

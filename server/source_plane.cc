@@ -51,8 +51,7 @@ class Inline final : public SourcePlane {
       if (!tile.ok()) return Fallback(Reason::kInternal, tile.status().message());
       tiles.push_back({.tokens = tile->tokens,
                        .view = std::move(tile->view),
-                       .owner = std::move(tile->buffer),
-                       .check_memory = nullptr});
+                       .owner = std::move(tile->buffer)});
     }
     return tiles;
   }

@@ -9,6 +9,10 @@
 
 namespace kvbridge::metrics {
 
+// The `pair` of what has no series of its own: transfers that name no route, pairs beyond the most
+// there may be, and what is left of one that went.
+inline constexpr absl::string_view kOtherPair = "_other";
+
 enum class MetricType { kCounter, kGauge, kHistogram };
 
 struct MetricSpec {

@@ -6,14 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/string_view.h"
 #include <prometheus/family.h>
 
 namespace kvbridge::metrics {
-
-// What has no series of its own: pairs beyond the most there may be, and what is left of one that
-// went.
-inline constexpr absl::string_view kOtherPair = "_other";
 
 // Thread contract: whoever owns it guards it, until it is done with what Add answered.
 template <typename T>
