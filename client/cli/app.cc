@@ -16,6 +16,7 @@
 #include "client/cli/fit_flags.h"
 #include "client/cli/number_checks.h"
 #include "client/cli/suggest.h"
+#include "client/cpp/transfer.h"
 #include "core/usage/command_tree.h"
 #include "proto/kvbridge/v1/traceparent.h"
 
@@ -489,7 +490,7 @@ int UsageError(const CLI::App& root, const Output& output, const std::string& me
 std::string Describe(const CLI::App& root, const absl::Status& status) {
   const CLI::Option* server = Deepest(&root)->get_option_no_throw("--server");
   const bool at_the_door = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-                           absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
+                           client::IsRefusal(status.code());
   return absl::StrCat(at_the_door && server != nullptr && server->count() > 0
                           ? absl::StrCat("--server ", server->as<std::string>(), ": ")
                           : "",

@@ -8,6 +8,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/host_checks.h"
 #include "client/cli/table.h"
+#include "client/cpp/transfer.h"
 #include "core/base/status_macros.h"
 #include "kvbridge/v1/transfer.pb.h"
 
@@ -61,11 +62,10 @@ std::vector<Finding> CheckServer(const ServerAccess& access) {
   if (!told.ok()) {
     server.verdict = Verdict::kBad;
     server.found = std::string(told.status().message());
-    const bool refused =
-        absl::IsPermissionDenied(told.status()) || absl::IsUnauthenticated(told.status());
     server.advice =
-        refused ? "show it a token or a certificate that is granted plan: --token-file, --cert-file"
-                : "start it, and check the address, listen.grpc and the network policy";
+        client::IsRefusal(told.status().code())
+            ? "show it a token or a certificate that is granted plan: --token-file, --cert-file"
+            : "start it, and check the address, listen.grpc and the network policy";
     return {server};
   }
   server.found =

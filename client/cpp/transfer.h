@@ -17,6 +17,12 @@
 
 namespace kvbridge::client {
 
+// Whether a server that is there does not let this caller in: a token or certificate is missing,
+// unknown, or granted other methods.
+inline bool IsRefusal(absl::StatusCode code) {
+  return code == absl::StatusCode::kUnauthenticated || code == absl::StatusCode::kPermissionDenied;
+}
+
 // How a transfer's bytes travel.
 enum class PlaneChoice {
   kAuto,    // shared memory with a server on this host; chunks where there is none
@@ -104,12 +110,8 @@ struct TransferResult {
   std::string span_id;
 
   bool applied() const { return outcome == v1::OUTCOME_APPLIED; }
-  // Whether the server, which is there, does not let this caller in (`unreachable`): a token or
-  // certificate is missing, unknown, or granted other methods. `detail` says which.
-  bool refused() const {
-    return call_status == absl::StatusCode::kUnauthenticated ||
-           call_status == absl::StatusCode::kPermissionDenied;
-  }
+  // The reason is `unreachable` then; `detail` says what the caller lacks.
+  bool refused() const { return IsRefusal(call_status); }
 };
 
 }  // namespace kvbridge::client
