@@ -28,10 +28,9 @@ bool IsShmPrefix(absl::string_view prefix);
 //
 //   UNIMPLEMENTED      nobody may name any
 //   PERMISSION_DENIED  there is none, or the tenant may not name it: the same answer
-//   INVALID_ARGUMENT   what bears a name of the tenant's is a link or no shared memory, has a
-//   second
-//                      name, another owner, or access for others than its owner and group; or this
-//                      process may not open it
+//   INVALID_ARGUMENT   what bears a name of the tenant's is a link or no shared memory; has a second
+//                      name, another owner, or access for others than its owner and group; or
+//                      can't be opened by this process
 absl::StatusOr<UniqueFd> OpenNamedShm(std::span<const NamedShm> allowed, absl::string_view tenant,
                                       absl::string_view name, bool writable);
 
