@@ -54,6 +54,29 @@ def family_spec(member: str, element_type: str = "f32"):
     )
 
 
+# Of a transfer from the family's small model to its large one.
+SPECS = {"source": family_spec("small"), "target": family_spec("large"), "route": "pair"}
+
+
+def family_model(member: str, dtype=None):
+    """One of the family's models, in FP32 if nothing is said; for tests that have torch and transformers."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(FAMILY / member)
+    return model.to(dtype or torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def small():
+    return family_model("small")
+
+
+@pytest.fixture(scope="module")
+def large():
+    return family_model("large")
+
+
 def limited(limit: int):
     """Before a program starts: files may have this many bytes. What is beyond fails as on a full disk."""
 

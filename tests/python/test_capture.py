@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FAMILY, GOLDEN, ROOT, TOKENIZER, limited
+from conftest import FAMILY, GOLDEN, ROOT, TOKENIZER, family_model, limited
 from kvbridge.arrays import bf16_to_float32, float32_to_bf16
 from kvbridge.model_spec import model_spec
 from kvbridge.shards import read_shard
@@ -97,7 +97,7 @@ def test_strip_gives_back_what_was_rotated(case, role):
 @pytest.mark.parametrize("member,role", [("small", "source"), ("large", "target")])
 def test_shards_hold_what_a_direct_forward_caches(captured, tmp_path, member, role):
     Capture(settings(keys="roped", element="f32", stride=5, offset=2)).run(tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(FAMILY / member).float().eval()
+    model = family_model(member)
     assert len(shards(tmp_path)) == 3
     for whole, strided in zip(shards(captured), shards(tmp_path)):
         ids = torch.from_numpy(whole.token_ids.copy())[None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import FAMILY, family_spec
+from conftest import SPECS, family_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -12,25 +12,10 @@ transformers = pytest.importorskip("transformers")
 from kvbridge import hf  # noqa: E402
 from kvbridge.first_layer import first_layer  # noqa: E402
 
-SPECS = {"source": family_spec("small"), "target": family_spec("large"), "route": "pair"}
 TINY = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 4096, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
-
-
-def load(member, dtype=torch.float32):
-    return transformers.AutoModelForCausalLM.from_pretrained(FAMILY / member).to(dtype).eval()
-
-
-@pytest.fixture(scope="module")
-def small():
-    return load("small")
-
-
-@pytest.fixture(scope="module")
-def large():
-    return load("large")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +30,7 @@ def own_first_layer(model, ids, mask=None):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_what_the_prefill_caches(ids, dtype):
-    model = load("large", dtype)
+    model = family_model("large", dtype)
     got = first_layer(model, ids, np.arange(90))
     for part, own in zip(got, own_first_layer(model, ids)):
         assert part.dtype == dtype

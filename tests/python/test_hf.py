@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import FAMILY, ROOT, TOKENIZER, family_spec
+from conftest import FAMILY, ROOT, SPECS, TOKENIZER, family_spec
 from fake_server import Faults
 
 torch = pytest.importorskip("torch")
@@ -19,29 +19,12 @@ from kvbridge import evaluate, hf  # noqa: E402
 from kvbridge.extra import cache_argument  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 
-SPECS = {"source": family_spec("small"), "target": family_spec("large"), "route": "pair"}
 SOURCES = {**os.environ, "PYTHONPATH": str(ROOT / "client/python/src")}
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(FAMILY / "small")
-
-
-@pytest.fixture(scope="module")
-def small():
-    return load("small")
-
-
-@pytest.fixture(scope="module")
-def large():
-    return load("large")
-
-
-def load(member):
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(FAMILY / member)
-    return model.float().eval()
 
 
 @pytest.fixture(scope="module")
